@@ -1,4 +1,5 @@
-"""The boundary over RPC on loopback, with one server process and 32 concurrent clients, against empty calls to it."""
+"""The boundary over RPC on loopback, with one server process: against empty calls to it, and against Redis that calls
+fsync before each answer (appendfsync always)."""
 
 from __future__ import annotations
 
@@ -7,91 +8,153 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import redis
+import redis.asyncio
 
 from bench.boundary import at_least, messages
 from bench.boundary_process import serve_boundary
 from bench.measure import Line
-from onceward.boundary import AsyncBoundaryClient
+from onceward.boundary import AsyncBoundaryClient, BoundaryClient
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient
+from onceward.boundary.wire import record
+from onceward.testing.servers import redis_server
 
 COUNT = 4000
 CLIENTS = 32
+ALONE = 400
 FETCHES = 200
 PAGE = 1000
-CONFIRM_MS, FETCH_MS = 10.0, 50.0
-"""The upper limits that the consumer guide calls normal."""
+CONFIRMED = 100
+"""Facts of a page that is confirmed."""
+CONFIRM_MS, FETCH_MS = 5.0, 50.0
 
 EMPTY = "bench.boundary_empty:application"
+BODY = record(*messages(1)[0])
 
 _fresh = itertools.count()
 
 
 def lines() -> Iterator[Line]:
-    with tempfile.TemporaryDirectory() as directory, serve_boundary(Path(directory), EMPTY) as url:
-        yield from asyncio.run(_measure(url))
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        serve_boundary(Path(directory), EMPTY) as url,
+        redis_server(durable=True) as server,
+    ):
+        yield from asyncio.run(_measure(url, server.url))
+        yield _threads(url, server.url)
 
 
-async def _measure(url: str) -> list[Line]:
+async def _measure(url: str, redis_url: str) -> list[Line]:
     bare_client = BoundaryServiceClient(url, send_compression=None, accept_compression=())
-    async with AsyncBoundaryClient(url) as client, bare_client as rpc:
+    wire = redis.asyncio.Redis.from_url(redis_url)
+    async with AsyncBoundaryClient(url) as client, bare_client as rpc, wire:
         empty = pb.PutObjectRequest()
         ready = pb.FetchFactsRequest(consumer_name="ready-made", limit=PAGE)
+        ours = pb.FetchFactsRequest(consumer_name="reader", limit=PAGE)
 
-        async def append_some() -> None:
-            todo = iter(messages(COUNT, COUNT * next(_fresh)))
-            await clients(lambda: _next(todo, client))
+        def append(count: int) -> Callable[[], Awaitable[Any] | None]:
+            todo = iter(fresh(count))
+            return lambda: client.append(*message) if (message := next(todo, None)) else None
 
-        async def call_empty() -> None:
-            todo = iter(range(COUNT))
-            await clients(lambda: rpc.put_object(empty) if next(todo, None) is not None else None)
+        def repeated(count: int, call: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any] | None]:
+            todo = iter(range(count))
+            return lambda: call() if next(todo, None) is not None else None
 
-        async def fetch_pages() -> None:
-            todo = iter(range(FETCHES))
-            ours = pb.FetchFactsRequest(consumer_name="reader", limit=PAGE)
-            await clients(lambda: rpc.fetch_facts(ours) if next(todo, None) is not None else None)
+        def add() -> Awaitable[Any]:
+            return wire.xadd("facts", {"fact": BODY})
 
-        async def fetch_ready() -> None:
-            todo = iter(range(FETCHES))
-            await clients(lambda: rpc.fetch_facts(ready) if next(todo, None) is not None else None)
+        alone_bare, alone = await in_turn(
+            ALONE,
+            lambda: clients(repeated(ALONE, lambda: rpc.put_object(empty)), 1),
+            lambda: clients(append(ALONE), 1),
+        )
+        bare, added, many = await in_turn(
+            COUNT,
+            lambda: clients(repeated(COUNT, lambda: rpc.put_object(empty))),
+            lambda: clients(repeated(COUNT, add)),
+            lambda: clients(append(COUNT)),
+        )
+        page_bare, page = await in_turn(
+            FETCHES,
+            lambda: clients(repeated(FETCHES, lambda: rpc.fetch_facts(ready))),
+            lambda: clients(repeated(FETCHES, lambda: rpc.fetch_facts(ours))),
+        )
+        await wire.xgroup_create("facts", "readers", id="0")
 
-        bare, ours = await in_turn(COUNT, call_empty, append_some)
-        page_bare, page_ours = await in_turn(FETCHES, fetch_ready, fetch_pages)
-        confirm, fetch = await _latencies(client, rate=1e6 / ours / 10)
+        async def read_and_acknowledge() -> None:
+            found: Any = await wire.xreadgroup("readers", "one", {"facts": ">"}, count=CONFIRMED)
+            [[_, entries]] = found
+            await wire.xack("facts", "readers", *[each[0] for each in entries])
+
+        async def fetch_and_confirm() -> None:
+            facts = (await client.fetch("confirming", CONFIRMED)).facts
+            await client.confirm("confirming", facts[-1].offset)
+
+        turns = COUNT // CONFIRMED
+        read, fetched = await in_turn(
+            COUNT,
+            lambda: clients(repeated(turns, read_and_acknowledge), 1),
+            lambda: clients(repeated(turns, fetch_and_confirm), 1),
+        )
+        confirm, fetch = await _latencies(client, rate=1e6 / many / 10)
     return [
-        at_least("append over RPC, 32 clients; bare: an empty call", bare, ours, 0.7),
-        at_least("fetch 1000 over RPC; bare: a ready-made page", page_bare, page_ours, 0.5),
+        at_least("append, one after another; bare: an empty call", alone_bare, alone, 0.6),
+        at_least("append, 32 at once; bare: an empty call", bare, many, 0.7),
+        at_least("append, 32 at once; bare: XADD, fsync always", added, many, 0.8),
+        at_least("fetch 1000 over RPC; bare: a ready-made page", page_bare, page, 0.5),
+        at_least("fetch 100 + confirm; bare: XREADGROUP + XACK", read, fetched, 1.0),
         _latency("confirm over RPC at a tenth of peak load, p99", confirm, CONFIRM_MS),
         _latency("fetch 100 over RPC at a tenth of peak load, p99", fetch, FETCH_MS),
     ]
 
 
-def _next(todo: Iterator[Any], client: AsyncBoundaryClient) -> Awaitable[Any] | None:
-    message = next(todo, None)
-    return None if message is None else client.append(*message)
+def fresh(count: int) -> list[Any]:
+    return messages(count, COUNT * next(_fresh))
 
 
-async def clients(call: Callable[[], Awaitable[Any] | None]) -> None:
+def _threads(url: str, redis_url: str) -> Line:
+    best = [float("inf"), float("inf")]
+    with (
+        BoundaryClient(url) as client,
+        redis.Redis.from_url(redis_url) as wire,
+        ThreadPoolExecutor(CLIENTS) as pool,
+    ):
+        for _ in range(5):
+            runs: Sequence[tuple[Callable[[Any], object], Any]] = (
+                (lambda _: wire.xadd("facts", {"fact": BODY}), range(COUNT)),
+                (lambda message: client.append(*message), fresh(COUNT)),
+            )
+            for index, (call, given) in enumerate(runs):
+                began = time.perf_counter()
+                list(pool.map(call, given))
+                best[index] = min(best[index], time.perf_counter() - began)
+    added, appended = (each / COUNT * 1e6 for each in best)
+    return at_least("append, 32 threads; bare: XADD, fsync always", added, appended, 0.8)
+
+
+async def clients(call: Callable[[], Awaitable[Any] | None], count: int = CLIENTS) -> None:
     async def client() -> None:
         while (made := call()) is not None:
             await made
 
-    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    await asyncio.gather(*(client() for _ in range(count)))
 
 
-async def in_turn(
-    count: int, bare: Callable[[], Awaitable[None]], ours: Callable[[], Awaitable[None]]
-) -> tuple[float, float]:
-    best = [float("inf"), float("inf")]
+async def in_turn(count: int, *runs: Callable[[], Awaitable[None]]) -> list[float]:
+    """Microseconds of each, best of five."""
+    best = [float("inf")] * len(runs)
     for _ in range(5):
-        for index, run in enumerate((bare, ours)):
+        for index, run in enumerate(runs):
             began = time.perf_counter()
             await run()
             best[index] = min(best[index], time.perf_counter() - began)
-    return best[0] / count * 1e6, best[1] / count * 1e6
+    return [each / count * 1e6 for each in best]
 
 
 async def _latencies(client: AsyncBoundaryClient, rate: float) -> tuple[float, float]:

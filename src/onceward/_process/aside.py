@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from functools import partial
+from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,10 +47,36 @@ def call_aside(
     A signal handler that raises ends the wait at once, a stop after `grace` seconds with `Stopped`, and the end of the
     attempt that calls this with `AttemptInterrupted`. Where none of them can happen, the function is called in place.
     """
-    token = current_token()
-    if stop is None and token is None and threading.current_thread() is not threading.main_thread():
+    if not may_be_left(stop):
         return function(*arguments)
     mail: Mail = SimpleQueue()
+    with _watched(mail, stop):
+        hand_over(partial(copy_context().run, function, *arguments), mail)
+        returned: T = _result(_receive(mail, grace))
+    return returned
+
+
+def wait_aside(
+    mail: Mail, *, stop: BlockingStop | None = None, grace: float = 0.0, timeout: float | None = None
+) -> Any:
+    """Return or raise what another thread puts into the mail. Ends early as `call_aside` does, and with `TimeoutError`
+    after that many seconds."""
+    with _watched(mail, stop):
+        return _result(_receive(mail, grace, None if timeout is None else monotonic() + timeout))
+
+
+def may_be_left(stop: BlockingStop | None) -> bool:
+    """Return whether something could end a wait of this thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return stop is not None or is_main or current_token() is not None
+
+
+@contextmanager
+def _watched(mail: Mail, stop: BlockingStop | None) -> Iterator[None]:
+    token = current_token()
+    if token is None and stop is None:
+        yield
+        return
     with ExitStack() as watched:
         if token is not None:
             canceller = token.add(partial(mail.put, AttemptInterrupted))
@@ -58,35 +85,32 @@ def call_aside(
             watched.enter_context(stop.calling(partial(mail.put, Stopped)))
             if stop.requested:
                 mail.put(Stopped)
-        _hand_over(partial(copy_context().run, function, *arguments), mail)
-        result, error = _receive(mail, grace)
+        yield
+
+
+def _result(reply: Reply) -> Any:
+    result, error = reply
     if error is not None:
         try:
             raise error
         finally:
-            del error  # it refers to this frame
-    returned: T = result
-    return returned
+            del error, reply  # it refers to this frame
+    return result
 
 
-def call_together(function: Callable[[], object], times: int) -> None:
-    """Call the function several times at once, and wait for all. A signal handler that raises ends the wait."""
-    mail: Mail = SimpleQueue()
-    for _ in range(times):
-        _hand_over(partial(copy_context().run, function), mail)
-    errors = [error for _, error in [_receive(mail, 0.0) for _ in range(times)] if error is not None]
-    if errors:
-        raise errors[0]
-
-
-def _receive(mail: Mail, grace: float) -> Reply:
+def _receive(mail: Mail, grace: float, deadline: float | None = None) -> Reply:
     until: float | None = None
     while True:
+        ends = (
+            min(monotonic() + SIGNAL_CHECK, inf if deadline is None else deadline) if until is None else until
+        )
         try:
-            got = mail.get(timeout=SIGNAL_CHECK if until is None else max(until - monotonic(), 0.0))
+            got = mail.get(timeout=max(ends - monotonic(), 0.0))
         except Empty:
             if until is not None:
                 raise Stopped("a stop came before the answer") from None
+            if ends == deadline:
+                raise TimeoutError from None
             continue
         if isinstance(got, tuple):
             return got
@@ -95,7 +119,8 @@ def _receive(mail: Mail, grace: float) -> Reply:
         until = until or monotonic() + grace
 
 
-def _hand_over(function: Callable[[], Any], mail: Mail) -> None:
+def hand_over(function: Callable[[], Any], mail: Mail) -> None:
+    """Call the function in a helper thread, which puts the reply into the mail."""
     try:
         jobs = _idle.pop()
     except IndexError:

@@ -1,4 +1,5 @@
-"""Waits for work that this process itself appends, in threads and in asyncio. A stop of the engine ends them.
+"""Waits for work that this process itself appends, such as a fact in a boundary, in threads and in asyncio. A stop of
+the engine ends them.
 
 with bell.heard() as ear:      first listen, then look: what is appended in between is not missed
     if nothing_is_there():

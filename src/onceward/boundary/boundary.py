@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import Any, cast
 
-from onceward._process.arrivals import Arrivals
+from onceward._process.bell import Bell
 from onceward._time import WatchedClock
 from onceward.boundary.canonical import content_digest
 from onceward.boundary.capacity import Fill
 from onceward.boundary.errors import (
+    Aborted,
     ArtifactMissing,
     Backpressure,
+    BoundaryError,
     ConflictingDuplicate,
     InvalidArgument,
     NotFound,
     OffsetOutOfRange,
+    holds_up,
 )
 from onceward.boundary.holes import missed
 from onceward.boundary.metrics import BoundaryMetrics
@@ -66,7 +68,8 @@ class Boundary:
         self.store = store
         self.settings = settings or BoundarySettings()
         self.metrics = BoundaryMetrics()
-        self.arrivals = Arrivals()
+        self._bell = Bell()
+        self._is_ending = False
         self.fill = Fill(store, self.settings, self.metrics)
         self._begins_at = 0
         self._looked_at = -inf
@@ -74,23 +77,24 @@ class Boundary:
 
     async def append(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> Appended:
         """Append a fact. Durable when this returns. Idempotent by message_id. `encoded` is the record, if known."""
-        new = self._new_fact(envelope, fact, encoded)
+        new = self.new_fact(envelope, fact, encoded)
         if self.settings.require_artifacts:
             await self._check_artifact(fact)
         try:
             return await self._append(new)
         finally:
-            self.arrivals.tell()
+            self._bell.ring()
 
     async def _append(self, new: NewFact) -> Appended:
         try:
             return await self.store.append(new)
         except Backpressure:
-            self.fill.check([new])
+            if problem := self.fill.problem(new):
+                raise problem from None
             if not self.fill.may_drop:
                 raise
         [appended] = await self.fill.append_dropping([new])
-        if isinstance(appended, ConflictingDuplicate):
+        if isinstance(appended, BoundaryError):
             raise appended
         return appended
 
@@ -99,21 +103,72 @@ class Boundary:
     ) -> list[Appended | ConflictingDuplicate]:
         """Append all facts in this order. If one of them is malformed or lacks its artifact, none is appended. If not
         all of them fit, those that were appended are the first ones."""
-        new = [self._new_fact(*each) for each in messages]
-        if self.settings.require_artifacts:
-            for _, fact in messages:
-                await self._check_artifact(fact)
-        try:
-            if self.fill.may_drop:
-                return await self.fill.append_all_dropping(new)
-            return await self.store.append_all(new)
-        except Backpressure:
-            self.fill.check(new)
-            raise
-        finally:
-            self.arrivals.tell()
+        new = [self.new_fact(*each) for each in messages]
+        for problem in await self.find_missing([fact for _, fact in messages]):
+            if problem is not None:
+                raise problem
+        outcomes: list[Appended | ConflictingDuplicate] = []
+        for outcome in await self.append_each(new, in_order=True):
+            if isinstance(outcome, BoundaryError) and not isinstance(outcome, ConflictingDuplicate):
+                raise outcome
+            outcomes.append(outcome)
+        return outcomes
 
-    def _new_fact(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
+    async def append_each(
+        self, facts: Sequence[NewFact], *, in_order: bool = False
+    ) -> list[Appended | BoundaryError]:
+        """Append in this order. The outcome of each is what `append` would return or raise, and affects no other; with
+        `in_order` nothing new is appended behind one that is refused, unless that is a conflict."""
+        outcomes: list[Appended | BoundaryError] = []
+        try:
+            for portion in self.fill.portions(facts):
+                if in_order and any(map(holds_up, outcomes)):
+                    outcomes += [Aborted(fact.message_id) for fact in portion]
+                else:
+                    outcomes += await self._append_portion(portion, in_order)
+        finally:
+            self._bell.ring()
+        return outcomes
+
+    async def _append_portion(
+        self, facts: Sequence[NewFact], in_order: bool
+    ) -> Sequence[Appended | BoundaryError]:
+        try:
+            outcomes = await self.store.append_all(facts)
+        except InvalidArgument:  # one is too large for this store
+            return await self._append_in_turn(facts, in_order)
+        if not any(isinstance(each, Backpressure) for each in outcomes):
+            return outcomes
+        if problem := self.fill.problem(facts[0]):  # then it is the only one
+            return [problem]
+        return await self.fill.append_dropping(facts) if self.fill.may_drop else outcomes
+
+    async def _append_in_turn(
+        self, facts: Sequence[NewFact], in_order: bool
+    ) -> list[Appended | BoundaryError]:
+        outcomes: list[Appended | BoundaryError] = []
+        for fact in facts:
+            if in_order and any(map(holds_up, outcomes)):
+                outcomes.append(Aborted(fact.message_id))
+                continue
+            try:
+                outcomes.append(await self._append(fact))
+            except BoundaryError as error:
+                outcomes.append(error)
+        return outcomes
+
+    async def find_missing(self, facts: Sequence[Fact]) -> Sequence[BoundaryError | None]:
+        """Why each may not be appended because of the artifact that it refers to; None if it may."""
+        if not self.settings.require_artifacts:
+            return [None] * len(facts)
+        found = await asyncio.gather(*map(self._check_artifact, facts), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, BoundaryError):
+                raise each
+        return cast(list[BoundaryError | None], found)
+
+    def new_fact(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
+        """Check a fact. Raise `InvalidArgument`, which names the field, if it is malformed."""
         check_append(envelope, fact)
         check_labels(envelope, self.settings.max_labels)
         return NewFact(
@@ -156,17 +211,17 @@ class Boundary:
     async def await_facts(self, consumer_name: str, after: int, seconds: float) -> None:
         """Wait until there is a fact beyond `after` and the consumer's cursor, or that long."""
         until = time.monotonic() + min(seconds, LONGEST_WAIT)
-        arrived = self.arrivals.enter()
-        try:
-            while not self.arrivals.is_closed and (left := until - time.monotonic()) > 0:
-                arrived.clear()
+        while not self._is_ending and (left := until - time.monotonic()) > 0:
+            with self._bell.heard_async() as ear:
                 position = await self.store.position(consumer_name, create=False)
                 if position is None or (await self.store.bounds()).last > max(position, after):
                     return
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(arrived.wait(), min(left, LOOK_EVERY))
-        finally:
-            self.arrivals.leave(arrived)
+                await ear.wait(min(left, LOOK_EVERY))
+
+    def end_waits(self) -> None:
+        """End all waits for facts, also those to come: the server stops."""
+        self._is_ending = True
+        self._bell.ring()
 
     async def log_begins_at(self) -> int:
         """No fact below this offset is in the log any more. It never moves back, so an earlier answer stays true, and

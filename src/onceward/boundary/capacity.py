@@ -6,13 +6,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
-from onceward.boundary.errors import Backpressure, ConflictingDuplicate, InvalidArgument
+from onceward.boundary.errors import Backpressure, InvalidArgument
 from onceward.boundary.metrics import BoundaryMetrics
-from onceward.boundary.model import Appended
 from onceward.boundary.settings import BoundarySettings
-from onceward.boundary.store import FactLog, NewFact
+from onceward.boundary.store import FactLog, NewFact, Outcome
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.boundary"))
@@ -39,45 +37,46 @@ class Fill:
         """Return how full the store is; 0 if it has no capacity limit."""
         return 100 * min(1.0, await self._log.size() / self._capacity) if self._capacity else 0.0
 
-    def check(self, facts: Sequence[NewFact]) -> None:
-        """Raise `InvalidArgument` for a fact that would not fit into an empty store: waiting does not help."""
-        for size in map(_bytes_of, facts):
-            if self.limit is not None and size > self.limit:
-                raise InvalidArgument(
-                    "fact.object_json",
-                    f"makes a fact of about {size:,} bytes, but all facts of this boundary may take {self.limit:,}; "
-                    "put it into an object and refer to that, or raise the boundary's capacity",
-                )
+    def problem(self, fact: NewFact) -> InvalidArgument | None:
+        """Return the error for a fact that would not fit into an empty store: waiting does not help."""
+        size = _bytes_of(fact)
+        if self.limit is None or size <= self.limit:
+            return None
+        return InvalidArgument(
+            "fact.object_json",
+            f"makes a fact of about {size:,} bytes, but all facts of this boundary may take {self.limit:,}; "
+            "put it into an object and refer to that, or raise the boundary's capacity",
+        )
 
-    async def append_all_dropping(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
-        """Append in order, portion by portion. The room for a portion can be freed without dropping a part of it."""
-        outcomes: list[Appended | ConflictingDuplicate] = []
-        for portion in self._portions(facts):
-            try:
-                outcomes += await self._log.append_all(portion)
-            except Backpressure:
-                self.check(portion)
-                outcomes += await self.append_dropping(portion)
-        return outcomes
-
-    async def append_dropping(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+    async def append_dropping(self, facts: Sequence[NewFact]) -> list[Outcome]:
         """Drop the oldest facts until these fit, and append them."""
         async with self._dropping:  # otherwise many callers would take the room from each other
             for _ in range(TRIES):
                 await self._make_room(sum(map(_bytes_of, facts)))
-                with suppress(Backpressure):
-                    return await self._log.append_all(facts)
+                outcomes = await self._log.append_all(facts)
+                if not any(isinstance(each, Backpressure) for each in outcomes):
+                    return outcomes
         return await self._log.append_all(facts)
 
-    def _portions(self, facts: Sequence[NewFact]) -> Iterator[list[NewFact]]:
+    def portions(self, facts: Sequence[NewFact]) -> Iterator[Sequence[NewFact]]:
+        """Split in order. One that does not fit into an empty store is alone. If the oldest may be dropped, the room
+        for a portion can be freed without dropping a part of it."""
+        if self.limit is None:
+            if facts:
+                yield facts
+            return
+        most = ROOM * self._capacity if self.may_drop else math.inf
         portion: list[NewFact] = []
         size = 0
+        is_alone = False
         for fact in facts:
+            is_large = _bytes_of(fact) > self.limit
             size += _bytes_of(fact)
-            if portion and size > ROOM * self._capacity:
+            if portion and (size > most or is_large or is_alone):
                 yield portion
                 portion, size = [], _bytes_of(fact)
             portion.append(fact)
+            is_alone = is_large
         if portion:
             yield portion
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from onceward.boundary.canonical import content_digest
-from onceward.boundary.errors import BoundaryError, ConflictingDuplicate
+from onceward.boundary.errors import Backpressure, BoundaryError, ConflictingDuplicate
 from onceward.boundary.model import LARGEST_PAGE, stream_of
 from onceward.boundary.store import BoundaryStore, NewFact
 from onceward.boundary.wire import Record, stored
@@ -76,6 +76,8 @@ async def _copy_facts(records: list[Record], target: BoundaryStore, before: int)
     for expected, (fact, outcome) in enumerate(
         zip(new, await target.append_all(new), strict=True), before + 1
     ):
+        if isinstance(outcome, Backpressure):
+            raise outcome
         if isinstance(outcome, ConflictingDuplicate):
             raise CopyError(f"the target has a different fact with this id: {outcome}")
         if outcome.offset != expected:

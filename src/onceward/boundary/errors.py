@@ -12,6 +12,7 @@ BoundaryError (OncewardError)
 ├── PermissionDenied       permission_denied    this peer may not do that
 ├── Unauthenticated        unauthenticated      this peer is unknown
 ├── Canceled               canceled             the caller went away before its request was complete
+├── Aborted                aborted              not tried, because a fact before it was refused
 └── Unavailable            unavailable          the store does not work now; try again, with the same id
 """
 
@@ -106,6 +107,22 @@ class Canceled(BoundaryError):
     code = "canceled"
 
 
+class Aborted(BoundaryError):
+    code = "aborted"
+    retryable = True
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(
+            f"{message_id!r:.80} was not appended, because a fact before it was refused; append it after that one"
+        )
+
+
 class Unavailable(BoundaryError):
     code = "unavailable"
     retryable = True
+
+
+def holds_up(outcome: object) -> bool:
+    """Return whether facts that are appended in order must wait behind one with this outcome. A conflict stays one,
+    whatever comes later."""
+    return isinstance(outcome, BoundaryError) and not isinstance(outcome, ConflictingDuplicate)

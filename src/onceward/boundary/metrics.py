@@ -38,10 +38,10 @@ class BoundaryMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.appends = self._counter("onceward_boundary_append_requests", "AppendFact calls")
-        self.append_failures = self._counter(
-            "onceward_boundary_append_failures", "AppendFact calls refused", ["reason"]
+        self.appends = self._counter(
+            "onceward_boundary_append_requests", "facts to append, in AppendFact and AppendFacts calls"
         )
+        self.append_failures = self._counter("onceward_boundary_append_failures", "facts refused", ["reason"])
         self.duplicates = self._counter("onceward_boundary_append_duplicates", "facts appended again")
         self.conflicts = self._counter(
             "onceward_boundary_append_conflicts", "existing ids sent with different content"
@@ -74,7 +74,7 @@ class BoundaryMetrics:
         )
         self.append_latency = Histogram(
             "onceward_boundary_append_latency_seconds",
-            "AppendFact calls, until the fact is durable",
+            "AppendFact and AppendFacts calls, until the facts are durable",
             registry=self.registry,
             buckets=LATENCIES,
         )

@@ -17,6 +17,8 @@ LONGEST_ID = 400
 LONGEST_TEXT = 1000
 LARGEST_FACT = 1024 * 1024
 """Bytes of object_json and labels. Anything larger must be an artifact."""
+MOST_APPENDED = 1000
+"""Facts in one call."""
 LARGEST_PAGE = 1000
 """Facts. A larger limit is lowered to this."""
 PAGE_BYTES = 4 * 1024 * 1024

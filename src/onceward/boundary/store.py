@@ -13,6 +13,9 @@ from onceward.boundary.holes import Hole
 from onceward.boundary.model import PAGE_BYTES, Appended, Gap, ObjectRef
 from onceward.boundary.wire import Record
 
+Outcome = Appended | ConflictingDuplicate | Backpressure
+"""What became of one of several facts."""
+
 
 class Bounds(msgspec.Struct, frozen=True):
     """The first retained and the last offset. In an empty log `first` is `last + 1`."""
@@ -49,9 +52,10 @@ class FactLog(Protocol):
         """
         ...
 
-    async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
-        """Append each as `append` would; new ones get offsets in this order. Raise `Unavailable` or `Backpressure` if
-        not all could be written; those that were are the first ones."""
+    async def append_all(self, facts: Sequence[NewFact]) -> list[Outcome]:
+        """Append each as `append` would, with an outcome for each; new ones get offsets in this order. After a new one
+        that has no room, none of the new ones is written. Raise `Unavailable` if not all could be written; those that
+        were are the first ones. Raise `InvalidArgument`, with none written, if one is too large for the store."""
         ...
 
     async def read(self, after: int, limit: int, largest: int = PAGE_BYTES) -> list[Record]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from onceward.boundary.errors import InvalidArgument
 from onceward.boundary.model import Envelope, Fact, Gap, Page, StoredFact
 from onceward.boundary.v1 import boundary_pb as pb
 
@@ -22,6 +23,7 @@ AROUND_PAGE = 32
 
 _OFFSET, _ENVELOPE, _FACT, _APPENDED_AT = b"\x08", b"\x12", b"\x1a", b"\x20"
 _FACTS, _GAP, _LOG_BEGINS_AT = b"\x0a", b"\x12", b"\x18"
+_IN_ORDER = b"\x10\x01"
 _SMALL = [bytes((number,)) for number in range(0x80)]
 
 
@@ -43,12 +45,34 @@ def stored_bytes(record: Record) -> bytes:
     return b"".join((_OFFSET, varint(offset), body, _APPENDED_AT, varint(appended_at)))
 
 
+def append_request(envelope: Envelope, fact: Fact) -> bytes:
+    """Encode an `AppendFactRequest`. Raise `InvalidArgument` if there is no such encoding."""
+    try:
+        return bytes(
+            pb.AppendFactRequest(envelope=as_pb_envelope(envelope), fact=as_pb_fact(fact)).to_binary()
+        )
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidArgument("envelope or fact", f"cannot be encoded: {error}") from None
+
+
+def append_requests(requests: Iterable[bytes], in_order: bool = False) -> bytes:
+    """Encode an `AppendFactsRequest` of encoded `AppendFactRequest`s."""
+    parts: list[bytes] = []
+    for each in requests:
+        parts += (_FACTS, varint(len(each)), each)
+    return b"".join((*parts, _IN_ORDER) if in_order else parts)
+
+
 def page_bytes(records: Iterable[Record], gap: Gap | None, log_begins_at: int = 0) -> bytes:
     """Encode a `FetchFactsResponse`."""
     parts: list[bytes] = []
-    for each in records:
-        fact = stored_bytes(each)
-        parts += (_FACTS, varint(len(fact)), fact)
+    time, encoded_time = -1, b""
+    for offset, body, appended_at in records:
+        if appended_at != time:  # facts of one commit have the same
+            time, encoded_time = appended_at, _APPENDED_AT + varint(appended_at)
+        number = varint(offset)
+        size = len(_OFFSET) + len(number) + len(body) + len(encoded_time)
+        parts += (_FACTS, varint(size), _OFFSET, number, body, encoded_time)
     if gap is not None:
         encoded = pb.Gap(first_missing=gap.first_missing, last_missing=gap.last_missing).to_binary()
         parts += (_GAP, varint(len(encoded)), encoded)
@@ -112,6 +136,10 @@ def varint(number: int) -> bytes:
     """Encode a nonnegative number as protobuf does."""
     if number < 0x80:
         return _SMALL[number]
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    if number < 0x200000:
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     parts = bytearray()
     while number >= 0x80:
         parts.append(number & 0x7F | 0x80)

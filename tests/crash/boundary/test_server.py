@@ -120,7 +120,7 @@ class Load:
         return f"m{self._next}"
 
 
-@pytest.mark.req("BC-16", "BC-02", "BC-03")
+@pytest.mark.req("BC-16", "BC-02", "BC-03", "BC-54")
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_kills_under_load_lose_no_answered_fact_and_double_none(tmp_path: Path, kills: int) -> None:
     load = Load()

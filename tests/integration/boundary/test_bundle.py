@@ -269,8 +269,8 @@ def test_a_conflict_ends_the_import_at_its_fact_and_skip_goes_on(
         in reported
     )
     assert "repeat with --skip 3" in reported
-    assert hq.ids == ["m3", "m1", "m2"]
-    assert "1 appended, 2 already there" in said(*taking, "--skip", 3)
+    assert hq.ids == ["m3", "m1", "m2", "m4"], "appended with their page"
+    assert "3 already there" in said(*taking, "--skip", 3)
     assert hq.ids == ["m3", "m1", "m2", "m4"]
     assert hq.facts[0].fact.object == "something else"
 

@@ -846,7 +846,8 @@ def test_over_rpc_the_order_artifacts_and_conflicts_are_the_same(play: Play) -> 
             link = ZoneLink("plant", client_of(plant.url), here, "hq", page=2)
             with pytest.raises(LinkStopped, match="'plant-5' at offset 5"):
                 await link.drain()
-            assert await hq.ids("plant") == ["plant-5", with_artifact, *before]
+            assert await hq.ids("plant") == ["plant-5", with_artifact, *before, after[0]], "with its page"
+            assert await plant.position(CONSUMER) == 4, "but not confirmed"
             await plant.boundary.confirm(CONSUMER, 5)
             await link.drain()
         assert await hq.ids("plant") == ["plant-5", with_artifact, *before, *after]

@@ -215,6 +215,26 @@ def test_a_zone_that_the_peer_may_not_speak_of_or_to_is_refused(
     assert counted(shared, known, reason) == before + 1
 
 
+@pytest.mark.req("BC-53", "BC-23")
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_of_several_facts_each_needs_its_own_permission(
+    site: SecuredZone, url: str, hq: Tls, kind: Any
+) -> None:
+    zones = [("hq", "plant-a"), ("plant-a", "plant-a"), ("hq", "hq"), ("hq", "plant-a")]
+    given = [
+        (envelope_for(f"m{number}", from_zone=origin, to_zone=target), FACT)
+        for number, (origin, target) in enumerate(zones)
+    ]
+    with EitherClient(kind, url, hq) as client:
+        outcomes = client.append_all(given)
+        assert [each.offset for each in (outcomes[0], outcomes[3])] == [1, 2]
+        assert [type(each) for each in outcomes[1:3]] == [PermissionDenied, PermissionDenied]
+        assert [each.field for each in outcomes[1:3]] == ["envelope.from_zone", "envelope.to_zone"]
+        assert [each.message_id for each in client.fetch("c").facts] == ["m0", "m3"]
+    assert [line.partition(" from ")[0] for line in reported(site)] == ["AppendFacts", "AppendFacts"]
+    assert counted(site, hq, "from_zone") == counted(site, hq, "to_zone") == 1
+
+
 def test_a_relay_may_speak_for_several_zones(url: str, lab: Tls) -> None:
     with BoundaryClient(url, tls=lab) as client:
         for number, (origin, target) in enumerate(

@@ -375,8 +375,8 @@ def test_the_service_has_no_way_to_change_or_delete_facts_and_objects() -> None:
         name for name, value in vars(BoundaryService).items() if inspect.isfunction(value) and name[0] != "_"
     }
     assert calls == {
-        "append_fact", "fetch_facts", "confirm_receipt", "put_object", "get_object", "put_object_stream",
-        "get_object_stream", "remove_consumer",
+        "append_fact", "append_facts", "fetch_facts", "confirm_receipt", "put_object", "get_object",
+        "put_object_stream", "get_object_stream", "remove_consumer",
     }  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
 
 from onceward import AsyncProducerTask, ProducerTask, Transaction
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient, Page
@@ -365,14 +367,14 @@ def test_dispatching_again_is_safe_and_the_same_id_with_other_content_is_refused
 def test_after_an_error_no_further_facts_are_sent(site: ConnectorWorld) -> None:
     sent: list[str] = []
 
-    def refuse(envelope: Any, _: Any) -> Any:
-        sent.append(envelope.message_id)
-        raise Unavailable("away")
+    async def refuse(method: str, request: Any, grace: float = 0.0) -> Any:
+        sent.append(method)
+        raise ConnectError(Code.UNAVAILABLE, "away")
 
-    site.client.append = refuse
+    site.client._calls.port.ask = refuse
     with pytest.raises(Unavailable, match="away"):
-        site.dispatch(site.connector(), *map(made, range(200)))
-    assert len(sent) <= 32
+        site.dispatch(site.connector(), *map(made, range(3000)))
+    assert sent == ["append_facts"]
 
 
 # ── contents ────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -24,12 +25,14 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(boundary: Boundary, port: int = 0) -> AsyncIterator[str]:
+async def serving(
+    boundary: Boundary, port: int = 0, application: Callable[[Boundary], Any] = Application
+) -> AsyncIterator[str]:
     """Yields its URL."""
     with socket.create_server(("127.0.0.1", port), backlog=1024) as listening:
         server = _Server(
             uvicorn.Config(
-                Application(boundary),
+                application(boundary),
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -10,8 +10,10 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from onceward.boundary.boundary import Boundary, BoundarySettings
+from onceward.boundary.server.asgi import Application
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from tests.support.boundary.in_process import serving
 from tests.support.processes import LoggedProcess, processes
@@ -49,9 +51,13 @@ def in_thread(serve: Callable[[Tell, asyncio.Event], Awaitable[None]]) -> Iterat
 
 
 @contextmanager
-def boundary_server(directory: Path, settings: BoundarySettings | None = None) -> Iterator[str]:
+def boundary_server(
+    directory: Path,
+    settings: BoundarySettings | None = None,
+    application: Callable[[Boundary], Any] = Application,
+) -> Iterator[str]:
     """Yields its URL."""
-    with in_thread(lambda tell, stop: _serve(directory, settings, tell, stop)) as url:
+    with in_thread(lambda tell, stop: _serve(directory, settings, application, tell, stop)) as url:
         yield url
 
 
@@ -94,12 +100,13 @@ def served(data: Path, *options: str, command: Sequence[str] = COMMAND) -> Itera
 async def _serve(
     directory: Path,
     settings: BoundarySettings | None,
+    application: Callable[[Boundary], Any],
     tell: Tell,
     stop: asyncio.Event,
 ) -> None:
     store = SqliteBoundaryStore(directory)
     try:
-        async with serving(Boundary(store, settings)) as url:
+        async with serving(Boundary(store, settings), application=application) as url:
             await tell(url)
             await stop.wait()
     finally:

@@ -6,19 +6,22 @@ Every call is made once, and raises the error that the boundary raised.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
+from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 
 from onceward._process.stop import LAST_WAIT
 from onceward._secrets import mask_url
 from onceward.backoff import Backoff
 from onceward.boundary import errors, wire
-from onceward.boundary.client.errors import failure
+from onceward.boundary.client.errors import failure, refused
+from onceward.boundary.client.loads import next_load
 from onceward.boundary.client.transport import BoundaryPort
-from onceward.boundary.errors import BoundaryError
+from onceward.boundary.errors import BoundaryError, holds_up
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, Page
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.telemetry.logger import OwnLogger
@@ -35,17 +38,101 @@ PATIENCE = Backoff(0.1)
 T = TypeVar("T")
 
 
+class Encoded:
+    """A message that is encoded already."""
+
+    def __init__(self, encoded: bytes) -> None:
+        self._encoded = encoded
+
+    def to_binary(self) -> bytes:
+        return self._encoded
+
+
+class OneByOne(Exception):
+    """This boundary has no call for several facts."""
+
+
 class Calls:
     """The calls of a boundary, over a port."""
 
     def __init__(self, url: str, port: BoundaryPort) -> None:
         self.url = url
         self.port = port
+        self._loads = port.loads(self._append_load)
+        self._one_by_one = False
+        """Whether the boundary is an older one."""
 
     async def append(self, envelope: Envelope, fact: Fact) -> Appended:
-        request = pb.AppendFactRequest(envelope=wire.as_pb_envelope(envelope), fact=wire.as_pb_fact(fact))
-        answer = await self._ask("append_fact", request)
-        return Appended(answer.offset, answer.duplicate)
+        request = wire.append_request(envelope, fact)
+        if not self._one_by_one:
+            try:
+                appended: Appended = await self._loads.append(request)
+                return appended
+            except OneByOne:
+                pass
+            except TimeoutError as error:
+                late = ConnectError(Code.DEADLINE_EXCEEDED, "no answer in time")
+                late.__cause__ = error
+                raise failure(late, self.url) from error
+        return _appended(await self._ask("append_fact", Encoded(request)))
+
+    async def append_all(
+        self, messages: Iterable[tuple[Envelope, Fact]], in_order: bool
+    ) -> list[Appended | BoundaryError]:
+        given = [(envelope.message_id, wire.append_request(envelope, fact)) for envelope, fact in messages]
+        waiting = deque(given)
+        outcomes: list[Appended | BoundaryError] = []
+        while load := next_load(waiting, lambda each: len(each[1])):
+            outcomes += await self._append_portion([request for _, request in load], in_order)
+            if any(_ends(each, in_order) for each in outcomes):
+                break
+        return [*outcomes, *(errors.Aborted(message_id) for message_id, _ in given[len(outcomes) :])]
+
+    async def _append_portion(
+        self, requests: Sequence[bytes], in_order: bool
+    ) -> list[Appended | BoundaryError]:
+        if not self._one_by_one:
+            with suppress(OneByOne):
+                return await self._append_together(requests, self.port.ask, in_order)
+        outcomes: list[Appended | BoundaryError] = []
+        for request in requests:
+            outcomes += await self._append_together([request], self.port.ask)
+            if _ends(outcomes[-1], in_order):
+                break
+        return outcomes
+
+    async def _append_load(self, requests: Sequence[bytes]) -> Sequence[Any]:
+        """For several callers."""
+        try:
+            return await self._append_together(requests, self.port.call)
+        except OneByOne:
+            return [OneByOne() for _ in requests]
+
+    async def _append_together(
+        self, requests: Sequence[bytes], call: Callable[..., Awaitable[Any]], in_order: bool = False
+    ) -> list[Appended | BoundaryError]:
+        try:
+            if len(requests) == 1:
+                return [_appended(await call("append_fact", Encoded(requests[0])))]
+            answer = await call("append_facts", Encoded(wire.append_requests(requests, in_order)))
+        except ConnectError as error:
+            if error.code is Code.UNIMPLEMENTED and len(requests) > 1:
+                self._one_by_one = True
+                raise OneByOne from None
+            return [self._failure(error) for _ in requests]  # one for each: a raised error has its traceback
+        if len(answer.outcomes) != len(requests):
+            raise BoundaryError(
+                f"{mask_url(self.url)} answered {len(answer.outcomes)} outcomes for {len(requests)} facts; check that "
+                "this is the URL of a boundary"
+            )
+        return [_outcome(each) for each in answer.outcomes]
+
+    def _failure(self, error: ConnectError) -> BoundaryError:
+        raised = failure(error, self.url)
+        if not isinstance(raised, BoundaryError):
+            raise raised  # canceled
+        raised.__cause__ = error
+        return raised
 
     async def append_until_durable(self, envelope: Envelope, fact: Fact) -> Appended:
         return await self.patiently(
@@ -196,6 +283,23 @@ class Calls:
                     yield answer
         except ConnectError as error:
             raise failure(error, self.url) from error
+
+
+def _appended(answer: pb.AppendFactResponse | pb.AppendOutcome) -> Appended:
+    return Appended(answer.offset, answer.duplicate)
+
+
+def _ends(outcome: Appended | BoundaryError, in_order: bool) -> bool:
+    """Return whether not to try those behind it: the boundary does not answer, or they must wait."""
+    return isinstance(outcome, errors.Unavailable) or (in_order and holds_up(outcome))
+
+
+def _outcome(answer: pb.AppendOutcome) -> Appended | BoundaryError:
+    if not answer.has_field("refusal"):
+        return _appended(answer)
+    refusal = answer.refusal
+    assert refusal is not None
+    return refused(refusal.code, refusal.message, refusal.detail or pb.ErrorDetail())
 
 
 def _ref(answer: pb.PutObjectResponse, media_type: str) -> ObjectRef:

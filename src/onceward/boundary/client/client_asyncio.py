@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Self
 from onceward.boundary import artifacts
 from onceward.boundary.client.calls import Calls
 from onceward.boundary.client.transport import AsyncBoundaryPort, CallTimes, check_url
+from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, Page, StoredFact
 from onceward.boundary.tls import Tls
 
@@ -45,8 +46,17 @@ class AsyncBoundaryClient:
         self._calls = Calls(address, self._port)
 
     async def append(self, envelope: Envelope, fact: Fact) -> Appended:
-        """Make a fact durable. Repeat it with the same id and content until it succeeds."""
+        """Make a fact durable. Repeat it with the same id and content until it succeeds. Those of callers at once go
+        together, in few calls."""
         return await self._calls.append(envelope, fact)
+
+    async def append_all(
+        self, messages: Iterable[tuple[Envelope, Fact]], *, in_order: bool = False
+    ) -> list[Appended | BoundaryError]:
+        """Make facts durable, in this order and in few calls. Return the outcome of each: where it is, or the error
+        that `append` would raise. One that is refused does not affect the others; with `in_order`, none is appended
+        behind it, unless it is a conflict. Those that were not tried, also after a failed call, are `Aborted`."""
+        return await self._calls.append_all(messages, in_order)
 
     async def append_until_durable(self, envelope: Envelope, fact: Fact) -> Appended:
         """`append`, repeated with the same id and content while the error is `retryable`: ten calls at most, with

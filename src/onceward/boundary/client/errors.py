@@ -112,6 +112,7 @@ _BY_CODE: Mapping[str, type[BoundaryError]] = {
             errors.Unauthenticated,
             errors.Unavailable,
             errors.Canceled,
+            errors.Aborted,
         )
     },
 }
@@ -122,10 +123,13 @@ def failure(error: ConnectError, url: str) -> BaseException:
     if isinstance(error.__cause__, asyncio.CancelledError):
         return error.__cause__  # the library wraps it, but a canceled task must end
     detail = next((found for each in error.details if (found := each.value(pb.ErrorDetail))), None)
-    if detail is None:
-        return _from_elsewhere(error, url)
-    kind = _BY_REASON.get(detail.reason) or _BY_CODE.get(error.code.value) or BoundaryError
-    raised = _build_error(kind, error.message)
+    return _from_elsewhere(error, url) if detail is None else refused(error.code.value, error.message, detail)
+
+
+def refused(code: str, message: str, detail: pb.ErrorDetail) -> BoundaryError:
+    """Return the error that the boundary raised."""
+    kind = _BY_REASON.get(detail.reason) or _BY_CODE.get(code) or BoundaryError
+    raised = _build_error(kind, message)
     if isinstance(raised, errors.ConflictingDuplicate):
         raised.original_offset = detail.original_offset
     if detail.field:

@@ -19,6 +19,7 @@ from onceward._process.aside import call_aside
 from onceward._process.stop import LAST_WAIT, engine_stop
 from onceward._secrets import mask_url, remember
 from onceward._sync import run_blocking
+from onceward.boundary.client.loads import AsyncLoads, BlockingLoads, Loads, Send
 from onceward.boundary.tls import Tls, client_context
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient, BoundaryServiceClientSync
 from onceward.errors import ConfigurationError
@@ -37,6 +38,12 @@ class BoundaryPort(Protocol):
     async def ask(self, method: str, request: Any, grace: float = LAST_WAIT) -> Any:
         """Make a call. After a stop of the engine, its answer may take `grace` seconds."""
         ...
+
+    async def call(self, method: str, request: Any) -> Any:
+        """Make a call that nothing ends, for several callers."""
+        ...
+
+    def loads(self, send: Send) -> Loads: ...
 
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any: ...
     def answers(self, method: str, request: Any) -> AsyncGenerator[Any]: ...
@@ -65,6 +72,12 @@ class BlockingBoundaryPort:
     async def ask(self, method: str, request: Any, grace: float = LAST_WAIT) -> Any:
         call = partial(getattr(self._rpc, method), request, timeout_ms=self._times.call)
         return call_aside(call, stop=engine_stop(), grace=grace)
+
+    async def call(self, method: str, request: Any) -> Any:
+        return getattr(self._rpc, method)(request, timeout_ms=self._times.call)
+
+    def loads(self, send: Send) -> Loads:
+        return BlockingLoads(send, self._times.call_seconds)
 
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
         left = threading.Event()
@@ -125,6 +138,13 @@ class AsyncBoundaryPort:
         with _cancellable():
             return await (call() if stop is None else stop.leave(call, grace=grace))
 
+    async def call(self, method: str, request: Any) -> Any:
+        with _cancellable():
+            return await getattr(self._rpc, method)(request, timeout_ms=self._times.call)
+
+    def loads(self, send: Send) -> Loads:
+        return AsyncLoads(send, self._times.call_seconds)
+
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
         with _cancellable():
             return await getattr(self._rpc, method)(messages, timeout_ms=self._times.transfer)
@@ -161,6 +181,7 @@ class CallTimes:
 
     def __init__(self, timeout: float | None, transfer_timeout: float | None) -> None:
         self.call = _ms("timeout", timeout)
+        self.call_seconds = timeout
         self.transfer = _ms("transfer_timeout", transfer_timeout)
 
 

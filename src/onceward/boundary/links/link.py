@@ -2,7 +2,7 @@
 
     FetchFacts(consumer, 500)                at the source, under the durable name of this link
     the artifacts that they refer to         copied if they are missing here, verified
-    AppendFact …                             here, in the order of the source, durable
+    AppendFacts …                            here, in the order of the source, durable
     ConfirmReceipt(consumer, last offset)    at the source
 
 Killed anywhere in between, it begins with the same page again, and facts already here are recognized by their id. Facts

@@ -1,7 +1,7 @@
 """The receiving side of a zone: takes facts from a link or from a bundle.
 
-In process that is a `Boundary`, which appends many facts in few commits. Over RPC it is a client, which appends one
-fact after another: concurrent calls may overtake each other, and the order of the source would be lost.
+In process that is a `Boundary`, which appends many facts in few commits. Over RPC it is a client, which sends many in
+one call, and one call after another: concurrent ones may overtake each other, and lose the order of the source.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from typing import NamedTuple, Protocol
 from onceward.boundary.artifacts import BadReferenceError, Check, reference_of
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
-from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, InvalidArgument, ObjectConflict
+from onceward.boundary.errors import BoundaryError, InvalidArgument, ObjectConflict
 from onceward.boundary.model import Appended, Fact, ObjectRef, StoredFact, check_object_name
-
-Outcome = Appended | ConflictingDuplicate
 
 
 class Receiver(Protocol):
-    async def append_all(self, facts: Sequence[StoredFact]) -> list[Outcome]:
-        """Append in this order, at least up to the first conflict."""
+    async def append_all(self, facts: Sequence[StoredFact]) -> Sequence[Appended | BoundaryError]:
+        """Append in this order, at least up to the first conflict, and none behind one that is refused otherwise."""
         ...
 
     async def lacks(self, ref: ObjectRef) -> bool:
@@ -40,7 +38,7 @@ class InProcess:
     def __init__(self, boundary: Boundary) -> None:
         self._boundary = boundary
 
-    async def append_all(self, facts: Sequence[StoredFact]) -> list[Outcome]:
+    async def append_all(self, facts: Sequence[StoredFact]) -> Sequence[Appended | BoundaryError]:
         return await self._boundary.append_all([(each.envelope, each.fact) for each in facts])
 
     async def lacks(self, ref: ObjectRef) -> bool:
@@ -60,14 +58,8 @@ class OverRpc:
     def __init__(self, client: AsyncBoundaryClient) -> None:
         self._client = client
 
-    async def append_all(self, facts: Sequence[StoredFact]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        for each in facts:
-            try:
-                outcomes.append(await self._client.append(each.envelope, each.fact))
-            except ConflictingDuplicate as conflict:
-                return [*outcomes, conflict]
-        return outcomes
+    async def append_all(self, facts: Sequence[StoredFact]) -> Sequence[Appended | BoundaryError]:
+        return await self._client.append_all([(each.envelope, each.fact) for each in facts], in_order=True)
 
     async def lacks(self, ref: ObjectRef) -> bool:
         return True
@@ -102,7 +94,9 @@ async def append_until_refused(
             appended += one
         return appended, None
     for fact, outcome in zip(facts, outcomes, strict=False):
-        if isinstance(outcome, ConflictingDuplicate):
+        if isinstance(outcome, BoundaryError):
+            if outcome.retryable:
+                raise outcome
             return appended, Refused(fact, str(outcome))
         appended.append(outcome)
     return appended, None

@@ -33,8 +33,9 @@ _log = OwnLogger(logging.getLogger("onceward.boundary"))
 CERTIFICATE_HEADER = b"x-forwarded-client-cert"
 """Envoy removes what a peer sends in it, and puts the peer's verified certificate there."""
 
-OPEN_TO_PEERS = (pb.PutObjectRequest, pb.GetObjectRequest)
-"""Requests that every known peer may make. One that neither this nor `Guard.check` names is refused."""
+OPEN_TO_PEERS = (pb.PutObjectRequest, pb.GetObjectRequest, pb.AppendFactsRequest)
+"""Requests that every known peer may make. One that neither this nor `Guard.check` names is refused. Each of several
+facts is checked as it is taken."""
 
 REQ = TypeVar("REQ")
 RES = TypeVar("RES")

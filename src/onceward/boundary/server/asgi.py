@@ -33,7 +33,7 @@ class Application:
         self._pages = BoundaryPages(boundary)
         self._guard = guard
         self._rpc = BoundaryServiceASGIApplication(
-            cast(BoundaryService, BoundaryRpc(boundary)),
+            cast(BoundaryService, BoundaryRpc(boundary, guard)),
             interceptors=[] if guard is None else [guard],
             codecs=[BinaryCodec(), JsonCodec()],
             read_max_bytes=LARGEST_UNARY,

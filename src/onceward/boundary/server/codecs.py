@@ -11,6 +11,7 @@ from connectrpc.codec import proto_binary_codec
 from connectrpc.errors import ConnectError
 
 from onceward.boundary.errors import BoundaryError, InvalidArgument
+from onceward.boundary.model import Appended
 from onceward.boundary.v1 import boundary_pb as pb
 
 _PARENTS = {"Envelope": "envelope", "Fact": "fact"}
@@ -62,10 +63,20 @@ class JsonCodec:
 
 def refusal(error: BoundaryError) -> ConnectError:
     """Encode an error for the wire."""
-    detail = pb.ErrorDetail(
+    return ConnectError(Code(error.code), str(error), [_detail(error)])
+
+
+def outcome(of: Appended | BoundaryError) -> pb.AppendOutcome:
+    """Encode what became of one of several facts."""
+    if isinstance(of, Appended):
+        return pb.AppendOutcome(offset=of.offset, duplicate=of.duplicate)
+    return pb.AppendOutcome(refusal=pb.Refusal(code=of.code, message=str(of), detail=_detail(of)))
+
+
+def _detail(error: BoundaryError) -> pb.ErrorDetail:
+    return pb.ErrorDetail(
         reason=error.reason, field=error.field, original_offset=getattr(error, "original_offset", 0)
     )
-    return ConnectError(Code(error.code), str(error), [detail])
 
 
 def _refuse_fractions(value: Any, path: str) -> None:

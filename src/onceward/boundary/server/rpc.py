@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 
 from onceward.boundary import wire
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.errors import BoundaryError, Canceled, ConflictingDuplicate, InvalidArgument
-from onceward.boundary.server.codecs import ReadyPage, refusal
+from onceward.boundary.errors import (
+    Aborted,
+    AccessRefused,
+    BoundaryError,
+    Canceled,
+    ConflictingDuplicate,
+    InvalidArgument,
+)
+from onceward.boundary.model import MOST_APPENDED, Appended, Envelope, Fact
+from onceward.boundary.server.codecs import ReadyPage, outcome, refusal
+from onceward.boundary.store import NewFact
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.telemetry.logger import OwnLogger
+
+if TYPE_CHECKING:
+    from onceward.boundary.server.access import Guard
 
 _log = OwnLogger(logging.getLogger("onceward.boundary"))
 
@@ -29,54 +41,88 @@ T = TypeVar("T")
 
 
 class BoundaryRpc:
-    """Implements the service."""
+    """Implements the service. The guard has checked each call; of several facts, it checks each."""
 
-    def __init__(self, boundary: Boundary) -> None:
+    def __init__(self, boundary: Boundary, guard: Guard | None = None) -> None:
         self._boundary = boundary
+        self._guard = guard
         self._metrics = boundary.metrics
         self._reported_gaps: dict[str, int] = {}
         """The last missing fact that was logged, by consumer: a cursor that stays reports its gap with every page."""
         self._latency = {each: self._metrics.latency.labels(each).observe for each in OPERATIONS}
 
     async def append_fact(self, request: pb.AppendFactRequest, ctx: Any) -> pb.AppendFactResponse:
-        envelope = request.envelope
-        about = {} if envelope is None else {"message_id": envelope.message_id, "zone": envelope.from_zone}
-        return await self._answer("append", self._append(request), about)
+        return await self._answer("append", self._append(request), _about(request.envelope))
 
     async def _append(self, request: pb.AppendFactRequest) -> pb.AppendFactResponse:
-        if not request.has_field("envelope"):
-            raise InvalidArgument("envelope", "is missing")
-        if not request.has_field("fact"):
-            raise InvalidArgument("fact", "is missing")
-        assert request.envelope is not None
-        assert request.fact is not None
+        envelope, fact, record = _read(request)
         began = time.perf_counter()
-        metrics = self._metrics
-        metrics.appends.inc()
-        envelope = wire.envelope_of(request.envelope)
-        fact = wire.fact_of(request.fact)
-        record = wire.record_of(request.envelope.to_binary(), request.fact.to_binary())
+        self._metrics.appends.inc()
         try:
             appended = await self._boundary.append(envelope, fact, record)
         except BoundaryError as error:
-            metrics.append_failures.labels(error.reason or error.code).inc()
-            if isinstance(error, ConflictingDuplicate):
-                metrics.conflicts.inc()
+            self._count_failure(error)
             raise
-        metrics.append_latency.observe(time.perf_counter() - began)
-        if appended.duplicate:
-            metrics.duplicates.inc()
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "appended",
-                extra={
-                    "message_id": envelope.message_id,
-                    "offset": appended.offset,
-                    "zone": envelope.from_zone,
-                    "outcome": "duplicate" if appended.duplicate else "appended",
-                },
-            )
+        self._metrics.append_latency.observe(time.perf_counter() - began)
+        self._report_appended(envelope, appended)
         return pb.AppendFactResponse(offset=appended.offset, duplicate=appended.duplicate)
+
+    async def append_facts(self, request: pb.AppendFactsRequest, ctx: Any) -> pb.AppendFactsResponse:
+        return await self._answer("append", self._append_each(request.facts, request.in_order))
+
+    async def _append_each(
+        self, requests: Sequence[pb.AppendFactRequest], in_order: bool
+    ) -> pb.AppendFactsResponse:
+        if len(requests) > MOST_APPENDED:
+            raise InvalidArgument("facts", f"has {len(requests)} facts; the limit is {MOST_APPENDED}")
+        began = time.perf_counter()
+        self._metrics.appends.inc(len(requests))
+        checked = await self._check_each(requests)
+        if in_order:
+            _abort_behind_refused(checked)
+        new = [each for each in checked if isinstance(each, NewFact)]
+        try:
+            appended = iter(await self._boundary.append_each(new, in_order=in_order))
+        except (
+            BoundaryError
+        ) as error:  # of the store: each fact could get another answer when it is sent again
+            appended = iter([error] * len(new))
+        outcomes = [next(appended) if isinstance(each, NewFact) else each for each in checked]
+        self._metrics.append_latency.observe(time.perf_counter() - began)
+        for given, each in zip(requests, outcomes, strict=True):
+            if isinstance(each, Appended):
+                self._report_appended(given.envelope, each)
+            elif not isinstance(each, AccessRefused):  # those the guard has reported
+                self._count_failure(each)
+                self._report_refused("append", each, _about(given.envelope))
+        return pb.AppendFactsResponse(outcomes=[outcome(each) for each in outcomes])
+
+    async def _check_each(self, requests: Sequence[pb.AppendFactRequest]) -> list[NewFact | BoundaryError]:
+        checked: list[NewFact | BoundaryError] = []
+        facts: list[Fact] = []
+        for request in requests:
+            try:
+                if self._guard is not None:
+                    self._guard.check("AppendFacts", request)
+                envelope, fact, record = _read(request)
+                checked.append(self._boundary.new_fact(envelope, fact, record))
+                facts.append(fact)
+            except BoundaryError as error:
+                checked.append(error)
+        problems = iter(await self._boundary.find_missing(facts))
+        return [(next(problems) or each) if isinstance(each, NewFact) else each for each in checked]
+
+    def _count_failure(self, error: BoundaryError) -> None:
+        self._metrics.append_failures.labels(error.reason or error.code).inc()
+        if isinstance(error, ConflictingDuplicate):
+            self._metrics.conflicts.inc()
+
+    def _report_appended(self, envelope: Envelope | pb.Envelope | None, appended: Appended) -> None:
+        if appended.duplicate:
+            self._metrics.duplicates.inc()
+        if _log.isEnabledFor(logging.DEBUG):
+            result = "duplicate" if appended.duplicate else "appended"
+            _log.debug("appended", extra={**_about(envelope), "offset": appended.offset, "outcome": result})
 
     async def fetch_facts(self, request: pb.FetchFactsRequest, ctx: Any) -> Any:
         if request.wait_ms > 0:
@@ -187,9 +233,12 @@ class BoundaryRpc:
             raise self._refuse("get", error, {}) from None
 
     def _refuse(self, operation: str, error: BoundaryError, about: Mapping[str, object]) -> ConnectError:
+        self._report_refused(operation, error, about)
+        return refusal(error)
+
+    def _report_refused(self, operation: str, error: BoundaryError, about: Mapping[str, object]) -> None:
         self._metrics.refused.labels(operation, error.code).inc()
         _log.warning("%s refused: %s", operation, error, extra={**about, "outcome": error.code})
-        return refusal(error)
 
     async def _answer(self, operation: str, call: Awaitable[T], about: Mapping[str, object] = NOTHING) -> T:
         began = time.perf_counter()
@@ -207,6 +256,29 @@ class BoundaryRpc:
             raise refusal(BoundaryError(f"{operation} failed: {error!r}; see the server's log")) from None
         finally:
             self._latency[operation](time.perf_counter() - began)
+
+
+def _read(request: pb.AppendFactRequest) -> tuple[Envelope, Fact, bytes]:
+    if not request.has_field("envelope"):
+        raise InvalidArgument("envelope", "is missing")
+    if not request.has_field("fact"):
+        raise InvalidArgument("fact", "is missing")
+    assert request.envelope is not None
+    assert request.fact is not None
+    record = wire.record_of(request.envelope.to_binary(), request.fact.to_binary())
+    return wire.envelope_of(request.envelope), wire.fact_of(request.fact), record
+
+
+def _about(envelope: Envelope | pb.Envelope | None) -> Mapping[str, object]:
+    return {} if envelope is None else {"message_id": envelope.message_id, "zone": envelope.from_zone}
+
+
+def _abort_behind_refused(checked: list[NewFact | BoundaryError]) -> None:
+    refused = False
+    for at, each in enumerate(checked):
+        if refused and isinstance(each, NewFact):
+            checked[at] = Aborted(each.message_id)
+        refused = refused or isinstance(each, BoundaryError)
 
 
 async def _readable(messages: AsyncIterator[T]) -> AsyncIterator[T]:

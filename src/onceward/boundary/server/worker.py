@@ -110,7 +110,7 @@ class BoundaryWorker:
                 self._announce(launch, port)
                 await self._stop.wait()
                 _log.info("stopping: running calls may finish, new ones are refused")
-                boundary.arrivals.close()
+                boundary.end_waits()
                 await self._finish(admin)
         finally:
             await store.close()

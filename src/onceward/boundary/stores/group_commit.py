@@ -38,12 +38,8 @@ class Grouped(Generic[Thing, Outcome]):
         self._writer = asyncio.create_task(self._write(), name="onceward-boundary-writer")
 
     async def submit(self, thing: Thing) -> Outcome:
-        [outcome] = await self._submit([thing])
+        [outcome] = await self.submit_all([thing])
         return outcome
-
-    def portions(self, things: Sequence[Thing]) -> Iterator[Awaitable[Sequence[Outcome]]]:
-        """Submit in this order, one commit after another: await each before the next."""
-        return (self._submit(some) for some in self._split(things))
 
     async def close(self) -> None:
         """Answer pending callers, then stop. Idempotent."""
@@ -52,7 +48,8 @@ class Grouped(Generic[Thing, Outcome]):
             self._waiting.put_nowait(None)
         await self._writer
 
-    async def _submit(self, things: Sequence[Thing]) -> Sequence[Outcome]:
+    async def submit_all(self, things: Sequence[Thing]) -> Sequence[Outcome]:
+        """Submit these for one commit; `split` many."""
         if self._closed:
             raise Unavailable("this boundary is closing")
         load = Load(things, asyncio.get_running_loop().create_future())
@@ -60,7 +57,7 @@ class Grouped(Generic[Thing, Outcome]):
         # A canceled caller does not undo what is being written.
         return await asyncio.shield(load.done)
 
-    def _split(self, things: Sequence[Thing]) -> Iterator[list[Thing]]:
+    def split(self, things: Sequence[Thing]) -> Iterator[list[Thing]]:
         portion: list[Thing] = []
         size = 0
         for thing in things:

@@ -12,10 +12,10 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -24,14 +24,25 @@ from onceward._time import Moment
 from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, Unavailable
 from onceward.boundary.holes import Hole, holes_of
 from onceward.boundary.model import PAGE_BYTES, Appended, Gap
-from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability, full, too_many_names
+from onceward.boundary.store import (
+    Bounds,
+    Cursor,
+    NewFact,
+    Outcome,
+    StoreDurability,
+    full,
+    too_many_names,
+)
 from onceward.boundary.stores.directory import connect, locked, prepare
 from onceward.boundary.stores.files import FileObjects
+from onceward.boundary.stores.writes import Write, wake
 from onceward.boundary.wire import AROUND_RECORD, Record
 from onceward.errors import ConfigurationError, FileLostError
 
 MOST_AT_ONCE = 1000
 """Writes in one transaction: later ones must not wait forever."""
+MOST_IN_STATEMENT = 5000
+"""Facts: SQLite allows 32,766 values in a statement."""
 MOST_REMOVED = 2000
 """Facts in one step of expiry: appends must not wait for all of it."""
 
@@ -81,18 +92,6 @@ TRUST_TIME = (
 )
 
 
-class Write:
-    """A job for the writer, and the future of its caller."""
-
-    __slots__ = ("done", "fact", "operation", "outcome")
-
-    def __init__(self, fact: NewFact | None, operation: Callable[[sqlite3.Cursor], Any] | None) -> None:
-        self.fact = fact
-        self.operation = operation
-        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.outcome: Any = None
-
-
 class SqliteBoundaryStore:
     """A `BoundaryStore` in one directory, for one event loop. Refuses a directory that another process has open."""
 
@@ -120,21 +119,19 @@ class SqliteBoundaryStore:
     # ── facts ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def append(self, fact: NewFact) -> Appended:
-        appended: Appended = await self._through_writer(Write(fact, None))
+        appended: Appended = await self._through_writer(Write(fact))
         return appended
 
-    async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
-        """Append all in one transaction."""
+    async def append_all(self, facts: Sequence[NewFact]) -> list[Outcome]:
+        """Append all in one transaction, with what others write in this turn of the event loop."""
         self._refuse_if_closed()
-        writes = [Write(fact, None) for fact in facts]
-        self._hand_over()  # earlier writes first
-        if writes:
-            self._writes.put(writes)
-        outcomes = await asyncio.gather(*(write.done for write in writes), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, ConflictingDuplicate):
-                raise outcome
-        return cast(list[Appended | ConflictingDuplicate], outcomes)
+        if not facts:
+            return []
+        writes = [Write(fact) for fact in facts]
+        await asyncio.wait((self._submit(writes),))  # each has its own outcome
+        if isinstance(writes[-1].outcome, Unavailable):  # of the transaction
+            raise writes[-1].outcome
+        return [write.outcome for write in writes]
 
     async def read(self, after: int, limit: int, largest: int = PAGE_BYTES) -> list[Record]:
         records: list[Record] = []
@@ -271,13 +268,18 @@ class SqliteBoundaryStore:
     # ── the writer ──────────────────────────────────────────────────────────────────────────────────────
 
     def _through_writer(self, write: Write) -> asyncio.Future[Any]:
-        """Submit a write together with all others of this turn of the event loop: callers that the last commit woke
-        submit their next writes in the same turn, and so share the next commit."""
         self._refuse_if_closed()
-        self._gathered.append(write)
-        if len(self._gathered) == 1:
-            write.done.get_loop().call_soon(self._hand_over)
-        return write.done
+        return self._submit((write,))
+
+    def _submit(self, writes: Sequence[Write]) -> asyncio.Future[Any]:
+        """Submit writes together with all others of this turn of the event loop: callers that the last commit woke
+        submit their next writes in the same turn, and so share the next commit. Return the future of the last one."""
+        loop = asyncio.get_running_loop()
+        if not self._gathered:
+            loop.call_soon(self._hand_over)
+        self._gathered += writes
+        writes[-1].done = done = loop.create_future()
+        return done
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -301,7 +303,7 @@ class SqliteBoundaryStore:
             closing = more is None
             if writes:
                 self._commit(writes)
-                _wake(writes)
+                wake(writes)
 
     def _commit(self, writes: list[Write]) -> None:
         cursor = self._writing.cursor()
@@ -350,6 +352,8 @@ class SqliteBoundaryStore:
 
         One statement is one call into SQLite, so the GIL is released from its start to the end of the fsync.
         """
+        if len(writes) > MOST_IN_STATEMENT:
+            return False
         now = _now()
         values: list[Any] = []
         for offset, write in enumerate(writes, self._last + 1):
@@ -420,23 +424,6 @@ def readable() -> Iterator[None]:
         raise Unavailable(str(error)) from error
     except sqlite3.Error as error:
         raise Unavailable(f"the log cannot be read: {error}; try again") from error
-
-
-def _wake(writes: list[Write]) -> None:
-    """Wake the callers, with one call to their event loop."""
-    with suppress(RuntimeError):  # the loop is closed: no one is waiting
-        writes[0].done.get_loop().call_soon_threadsafe(_resolve, writes)
-
-
-def _resolve(writes: list[Write]) -> None:
-    for write in writes:
-        if write.done.done():
-            continue
-        if isinstance(write.outcome, BoundaryError):
-            write.done.set_exception(write.outcome)
-            write.done.exception()  # marks it as seen, in case the caller was canceled
-        else:
-            write.done.set_result(write.outcome)
 
 
 def _roll_back(cursor: sqlite3.Cursor) -> None:

@@ -19,7 +19,7 @@ from connectrpc.server import ConnectASGIApplication, ConnectWSGIApplication, DE
 from protobuf import DescService
 
 from . import boundary_pb
-from .boundary_pb import AppendFactRequest, AppendFactResponse, ConfirmReceiptRequest, ConfirmReceiptResponse, FetchFactsRequest, FetchFactsResponse, GetObjectChunk, GetObjectRequest, GetObjectResponse, PutObjectChunk, PutObjectRequest, PutObjectResponse, RemoveConsumerRequest, RemoveConsumerResponse
+from .boundary_pb import AppendFactRequest, AppendFactResponse, AppendFactsRequest, AppendFactsResponse, ConfirmReceiptRequest, ConfirmReceiptResponse, FetchFactsRequest, FetchFactsResponse, GetObjectChunk, GetObjectRequest, GetObjectResponse, PutObjectChunk, PutObjectRequest, PutObjectResponse, RemoveConsumerRequest, RemoveConsumerResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
@@ -35,6 +35,13 @@ class BoundaryService(Protocol):
         """
         Make a fact durable. Idempotent by message_id: the same content again answers the first offset, other content
         is refused with already_exists and the detail conflicting_duplicate.
+        """
+        raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
+
+    async def append_facts(self, request: AppendFactsRequest, ctx: RequestContext[AppendFactsRequest, AppendFactsResponse], /) -> AppendFactsResponse:
+        """
+        Make up to 1000 facts durable, in this order, with an outcome for each, as AppendFact would answer or refuse it. One
+        that is refused does not affect the others, unless `in_order` asks for that.
         """
         raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
 
@@ -102,6 +109,17 @@ class BoundaryServiceASGIApplication(ConnectASGIApplication[BoundaryService]):
                         stream_type=StreamType.UNARY,
                     ),
                     function=svc.append_fact,
+                ),
+                "/onceward.boundary.v1.BoundaryService/AppendFacts": Endpoint.unary(
+                    method=MethodInfo(
+                        name="AppendFacts",
+                        service_name="onceward.boundary.v1.BoundaryService",
+                        input=AppendFactsRequest,
+                        output=AppendFactsResponse,
+                        idempotency_level=IdempotencyLevel.UNKNOWN,
+                        stream_type=StreamType.UNARY,
+                    ),
+                    function=svc.append_facts,
                 ),
                 "/onceward.boundary.v1.BoundaryService/FetchFacts": Endpoint.unary(
                     method=MethodInfo(
@@ -212,6 +230,30 @@ class BoundaryServiceClient(ConnectClient):
                 service_name="onceward.boundary.v1.BoundaryService",
                 input=AppendFactRequest,
                 output=AppendFactResponse,
+                idempotency_level=IdempotencyLevel.UNKNOWN,
+                stream_type=StreamType.UNARY,
+            ),
+            headers=headers,
+            timeout_ms=timeout_ms,
+        )
+    async def append_facts(
+        self,
+        request: AppendFactsRequest,
+        *,
+        headers: Headers | Mapping[str, str] | None = None, 
+        timeout_ms: int | None = None,
+    ) -> AppendFactsResponse:
+        """
+        Make up to 1000 facts durable, in this order, with an outcome for each, as AppendFact would answer or refuse it. One
+        that is refused does not affect the others, unless `in_order` asks for that.
+        """
+        return await self.execute_unary(
+            request=request,
+            method=MethodInfo(
+                name="AppendFacts",
+                service_name="onceward.boundary.v1.BoundaryService",
+                input=AppendFactsRequest,
+                output=AppendFactsResponse,
                 idempotency_level=IdempotencyLevel.UNKNOWN,
                 stream_type=StreamType.UNARY,
             ),
@@ -382,6 +424,13 @@ class BoundaryServiceSync(Protocol):
         """
         raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
 
+    def append_facts(self, request: AppendFactsRequest, ctx: RequestContext[AppendFactsRequest, AppendFactsResponse], /) -> AppendFactsResponse:
+        """
+        Make up to 1000 facts durable, in this order, with an outcome for each, as AppendFact would answer or refuse it. One
+        that is refused does not affect the others, unless `in_order` asks for that.
+        """
+        raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
+
     def fetch_facts(self, request: FetchFactsRequest, ctx: RequestContext[FetchFactsRequest, FetchFactsResponse], /) -> FetchFactsResponse:
         """
         The next facts of a named consumer, from its confirmed offset on. Without a confirm the same facts come again.
@@ -444,6 +493,17 @@ class BoundaryServiceWSGIApplication(ConnectWSGIApplication):
                         stream_type=StreamType.UNARY,
                     ),
                     function=service.append_fact,
+                ),
+                "/onceward.boundary.v1.BoundaryService/AppendFacts": EndpointSync.unary(
+                    method=MethodInfo(
+                        name="AppendFacts",
+                        service_name="onceward.boundary.v1.BoundaryService",
+                        input=AppendFactsRequest,
+                        output=AppendFactsResponse,
+                        idempotency_level=IdempotencyLevel.UNKNOWN,
+                        stream_type=StreamType.UNARY,
+                    ),
+                    function=service.append_facts,
                 ),
                 "/onceward.boundary.v1.BoundaryService/FetchFacts": EndpointSync.unary(
                     method=MethodInfo(
@@ -554,6 +614,30 @@ class BoundaryServiceClientSync(ConnectClientSync):
                 service_name="onceward.boundary.v1.BoundaryService",
                 input=AppendFactRequest,
                 output=AppendFactResponse,
+                idempotency_level=IdempotencyLevel.UNKNOWN,
+                stream_type=StreamType.UNARY,
+            ),
+            headers=headers,
+            timeout_ms=timeout_ms,
+        )
+    def append_facts(
+        self,
+        request: AppendFactsRequest,
+        *,
+        headers: Headers | Mapping[str, str] | None = None, 
+        timeout_ms: int | None = None,
+    ) -> AppendFactsResponse:
+        """
+        Make up to 1000 facts durable, in this order, with an outcome for each, as AppendFact would answer or refuse it. One
+        that is refused does not affect the others, unless `in_order` asks for that.
+        """
+        return self.execute_unary(
+            request=request,
+            method=MethodInfo(
+                name="AppendFacts",
+                service_name="onceward.boundary.v1.BoundaryService",
+                input=AppendFactsRequest,
+                output=AppendFactsResponse,
                 idempotency_level=IdempotencyLevel.UNKNOWN,
                 stream_type=StreamType.UNARY,
             ),

@@ -8,18 +8,16 @@ delivery counts are in memory: after a crash the boundary redelivers what was no
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
-from onceward._process.aside import Stopped, call_together
+from onceward._process.aside import Stopped
 from onceward._process.stop import pause
-from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
-from onceward.boundary.errors import InvalidArgument
+from onceward.boundary.errors import BoundaryError, InvalidArgument
 from onceward.boundary.model import LARGEST_PAGE, Envelope, Fact, Page, StoredFact, check_consumer
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.boundary.facts import as_body, as_fact
@@ -44,23 +42,19 @@ LONGEST_POLL = 5.0
 """Seconds that one call waits for a fact."""
 POLL = 0.1
 """Seconds between two calls to a boundary that does not wait."""
-AT_ONCE = 32
-"""Concurrent appends, which share the boundary's cost of durability."""
 
 Facts = list[tuple[Envelope, Fact]]
-Work = Callable[[], Coroutine[Any, Any, None]]
 C = TypeVar("C", BoundaryClient, AsyncBoundaryClient)
 
 
 class FactConnector(Generic[C]):
-    """The connector of both modes: `_call`, `_sleep` and `_together` block in one and await in the other."""
+    """The connector of both modes: `_call` and `_sleep` block in one and await in the other."""
 
     _needs: type[C]
     await_transactions: Any
     await_transactions_async: Any
     _call: Callable[..., Awaitable[Any]]
     _sleep: Callable[[float], Awaitable[None]]
-    _together: Callable[[Work, int], Awaitable[None]]
 
     def __init__(
         self,
@@ -192,33 +186,14 @@ class FactConnector(Generic[C]):
 
     async def _dispatch(self, transactions: Sequence[Transaction]) -> None:
         self._check_open()
-        lanes = list(self._lanes(transactions).values())
-        todo = iter(lanes)
-        errors: list[Exception] = []
-
-        async def work() -> None:
-            for lane in todo:  # shared by all workers
-                for envelope, fact in lane:
-                    if errors:
-                        return
-                    try:
-                        await self._call("append", envelope, fact)
-                    except Exception as error:  # noqa: BLE001  any error stops the other workers
-                        errors.append(error)
-
-        if len(lanes) == 1:
-            await work()
-        elif lanes:
-            await self._together(work, min(len(lanes), AT_ONCE))
-        if errors:
-            raise errors[0]
-
-    def _lanes(self, transactions: Sequence[Transaction]) -> dict[str, Facts]:
-        """Group by subject: facts of one subject keep their order, others are appended concurrently."""
-        lanes: dict[str, Facts] = {}
-        for envelope, fact in self._facts_of(transactions):
-            lanes.setdefault(fact.subject, []).append((envelope, fact))
-        return lanes
+        facts = self._facts_of(transactions)
+        if len(facts) == 1:
+            await self._call("append", *facts[0])  # with those of others that are sent at the same time
+            return
+        outcomes = await self._call("append_all", facts, in_order=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BoundaryError):
+                raise outcome
 
     def _facts_of(self, transactions: Sequence[Transaction]) -> Facts:
         if self._zones is None:
@@ -262,13 +237,3 @@ def _check_settings(consumer_name: str | None, from_zone: str | None, to_zone: s
             check_consumer(consumer_name)
         except InvalidArgument as error:
             raise ConfigurationError(str(error)) from None
-
-
-def run_together(work: Work, times: int) -> None:
-    """Run `work` several times at once, in threads, and wait for all."""
-    call_together(lambda: run_blocking(work()), times)
-
-
-async def run_together_async(work: Work, times: int) -> None:
-    """Run `work` several times at once, in asyncio, and wait for all."""
-    await asyncio.gather(*(work() for _ in range(times)))

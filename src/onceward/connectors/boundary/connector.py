@@ -10,7 +10,7 @@ from typing import Any
 from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
 from onceward.connectors.base import Closing
-from onceward.connectors.boundary.base import FactConnector, Work, run_together
+from onceward.connectors.boundary.base import FactConnector
 from onceward.connectors.lease_rules import DeadMessage
 from onceward.transaction import Settlement, Transaction
 
@@ -34,9 +34,6 @@ class BoundaryConnector(FactConnector[BoundaryClient], Closing):
     async def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def _together(self, work: Work, times: int) -> None:
-        run_together(work, times)
-
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Return at most `batch_size` facts: redeliveries first, then in the order of the log."""
         return run_blocking(self._fetch(batch_size, extra))
@@ -46,7 +43,7 @@ class BoundaryConnector(FactConnector[BoundaryClient], Closing):
         return run_blocking(self._await(seconds))
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        """Append these; those of one subject in this order.
+        """Append these, in this order and in few calls.
 
         Not atomic: after an error some may be appended, and repeating all of them is safe. A transaction that is not a
         fact is refused with `PayloadError` before anything is sent.

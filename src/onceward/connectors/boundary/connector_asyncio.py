@@ -2,7 +2,7 @@
 
 # make faces writes connector.py, with
 #   run_blocking: self._fetch, self._await, self._dispatch, self._settle, self._forget_dead
-#   port: _call, _sleep, _together
+#   port: _call, _sleep
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.connectors.base import AsyncClosing
-from onceward.connectors.boundary.base import FactConnector, Work, run_together_async
+from onceward.connectors.boundary.base import FactConnector
 from onceward.connectors.lease_rules import DeadMessage
 from onceward.transaction import Settlement, Transaction
 
@@ -36,9 +36,6 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient], AsyncClosing):
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def _together(self, work: Work, times: int) -> None:
-        await run_together_async(work, times)
-
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Return at most `batch_size` facts: redeliveries first, then in the order of the log."""
         return await self._fetch(batch_size, extra)
@@ -48,7 +45,7 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient], AsyncClosing):
         return await self._await(seconds)
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        """Append these; those of one subject in this order.
+        """Append these, in this order and in few calls.
 
         Not atomic: after an error some may be appended, and repeating all of them is safe. A transaction that is not a
         fact is refused with `PayloadError` before anything is sent.

@@ -9,7 +9,14 @@ from typing import TypeVar
 
 import pytest
 
-from onceward.boundary.errors import Backpressure, ConflictingDuplicate, QuotaExceeded
+from onceward.boundary.boundary import Boundary, BoundarySettings
+from onceward.boundary.errors import (
+    Aborted,
+    Backpressure,
+    ConflictingDuplicate,
+    InvalidArgument,
+    QuotaExceeded,
+)
 from onceward.boundary.model import Appended
 from onceward.boundary.store import BoundaryStore, ObjectQuota
 from onceward.boundary.wire import AROUND_RECORD
@@ -64,12 +71,45 @@ class LimitCases(StoreSuite):
         known = fact("known", CONTENT, within=WITHIN)
         await store.append(known)
         large = [fact(f"m{number}", CONTENT, within=WITHIN) for number in range(60)]
-        with pytest.raises(Backpressure):
-            await store.append_all([*large, known, fact("small", within=WITHIN)])
+        found = await store.append_all([*large, known, fact("small", within=WITHIN)])
         last = (await store.bounds()).last
         assert 20 <= last <= 30
+        assert found[: last - 1] == [Appended(n) for n in range(2, last + 1)]
+        assert [type(each) for each in found[last - 1 : 60]] == [Backpressure] * (61 - last)
+        assert found[60] == Appended(1, duplicate=True), "what is there has its offset"
+        assert isinstance(found[61], Backpressure), "none is written behind one that has no room"
         outcomes = await store.append_all([*large[: last - 1], known])
         assert outcomes == [Appended(n, duplicate=True) for n in [*range(2, last + 1), 1]]
+
+    @pytest.mark.req("BC-26", "BC-53")
+    @with_store
+    async def test_each_of_several_facts_has_its_own_outcome(self, store: BoundaryStore) -> None:
+        boundary = Boundary(store, BoundarySettings(capacity_bytes=WITHIN, backpressure_at=1.0))
+        small = [fact(f"m{number}", CONTENT, within=WITHIN) for number in range(60)]
+        huge = fact("huge", "x" * WITHIN, within=WITHIN)
+        given = [small[0], huge, small[1], small[0], fact("m0", "other", within=WITHIN), huge, small[2]]
+        outcomes = await boundary.append_each(given)
+        kinds = [
+            Appended,
+            InvalidArgument,
+            Appended,
+            Appended,
+            ConflictingDuplicate,
+            InvalidArgument,
+            Appended,
+        ]
+        assert [type(each) for each in outcomes] == kinds
+        assert outcomes[3] == Appended(1, duplicate=True), "identical ones are one"
+        assert [each.offset for each in outcomes if isinstance(each, Appended)] == [1, 2, 1, 3]
+        outcomes = await boundary.append_each([small[3], huge, small[4], small[0]], in_order=True)
+        assert [type(each) for each in outcomes] == [Appended, InvalidArgument, Aborted, Aborted]
+        outcomes = await boundary.append_each([*small[5:], small[0]])
+        last = (await store.bounds()).last
+        written = [Appended(offset) for offset in range(5, last + 1)]
+        assert outcomes[: len(written)] == written
+        assert {type(each) for each in outcomes[len(written) : -1]} == {Backpressure}
+        assert outcomes[-1] == Appended(1, duplicate=True), "also without room"
+        assert await boundary.append_each([]) == []
 
     @pytest.mark.req("BC-26", "BC-37")
     @with_store

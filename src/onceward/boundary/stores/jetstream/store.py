@@ -28,7 +28,7 @@ from onceward._time import Moment
 from onceward.boundary.errors import Backpressure, ConflictingDuplicate, InvalidArgument, Unavailable
 from onceward.boundary.holes import Hole, holes_of
 from onceward.boundary.model import PAGE_BYTES, Appended, Gap
-from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability
+from onceward.boundary.store import Bounds, Cursor, NewFact, Outcome, StoreDurability
 from onceward.boundary.stores.jetstream.connection import JetStreamConnection
 from onceward.boundary.stores.jetstream.cursors import JetStreamClock, JetStreamCursors
 from onceward.boundary.stores.jetstream.durability import durability_of
@@ -124,22 +124,25 @@ class JetStreamBoundaryStore:
             raise known
         return known
 
-    async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+    async def append_all(self, facts: Sequence[NewFact]) -> list[Outcome]:
         """Append in batches, each of which is atomic."""
-        outcomes: list[Appended | ConflictingDuplicate] = []
+        for fact in facts:
+            self._check_size(fact)
+        outcomes: list[Outcome] = []
         for batch in _batches(facts):
-            outcomes += await self._append_batch(batch)
+            refused = next((each for each in outcomes if isinstance(each, Backpressure)), None)
+            outcomes += await (self._append_batch(batch) if refused is None else self._find(batch, refused))
         return outcomes
 
-    async def _append_batch(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+    async def _append_batch(self, facts: Sequence[NewFact]) -> list[Outcome]:
         if len(facts) == 1:  # JetStream takes only a few batches at a time
-            return [await self._append_or_conflict(facts[0])]
+            return await self._append_in_turn(facts)
         await self._limit(facts[0].within)
         messages = [self._message(fact) for fact in facts]
         try:
             first = await self._link.put_all_if_absent(messages)
         except Backpressure:  # some may fit, and some may be there
-            return [await self._append_or_conflict(fact) for fact in facts]
+            return await self._append_in_turn(facts)
         if first is not None:
             return [Appended(offset) for offset in range(first, first + len(facts))]
         there = await asyncio.gather(*(self._link.last(self._stream, message[0]) for message in messages))
@@ -149,18 +152,33 @@ class JetStreamBoundaryStore:
         except Backpressure:
             first = None
         if first is None:  # another server is appending the same facts, or not all fit
-            return [await self._append_or_conflict(fact) for fact in facts]
+            return await self._append_in_turn(facts)
         offsets = count(first)
         return [
             Appended(next(offsets)) if known is None else _duplicate(fact, known)
             for fact, known in zip(facts, there, strict=True)
         ]
 
-    async def _append_or_conflict(self, fact: NewFact) -> Appended | ConflictingDuplicate:
-        try:
-            return await self.append(fact)
-        except ConflictingDuplicate as conflict:
-            return conflict
+    async def _append_in_turn(self, facts: Sequence[NewFact]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for at, fact in enumerate(facts):
+            try:
+                outcomes.append(await self.append(fact))
+            except ConflictingDuplicate as conflict:
+                outcomes.append(conflict)
+            except Backpressure as refused:
+                return [*outcomes, *await self._find(facts[at:], refused)]
+        return outcomes
+
+    async def _find(self, facts: Sequence[NewFact], refused: Backpressure) -> list[Outcome]:
+        """Append none of these: one before them had no room. Those that are there have their offsets."""
+        there = await asyncio.gather(
+            *(self._link.last(self._stream, self._subject_of(fact)) for fact in facts)
+        )
+        return [
+            refused if known is None else _duplicate(fact, known)
+            for fact, known in zip(facts, there, strict=True)
+        ]
 
     async def _limit(self, within: int | None) -> None:
         """Once: JetStream itself then counts the bytes of all servers."""
@@ -170,16 +188,22 @@ class JetStreamBoundaryStore:
                     await self._link.limit(self._stream, within)
                     self._within = within
 
-    def _message(self, fact: NewFact) -> Message:
+    def _check_size(self, fact: NewFact) -> None:
         if len(fact.record) + HEADERS_ROOM > self._link.largest_message:
             raise InvalidArgument(
                 "fact.object_json",
                 f"makes a message of {len(fact.record)} bytes, but this NATS accepts {self._link.largest_message}; "
                 "raise max_payload in its configuration, or put it into an object and refer to that",
             )
+
+    def _message(self, fact: NewFact) -> Message:
+        self._check_size(fact)
         appended_at = time.time_ns() // 1_000_000 if fact.appended_at is None else fact.appended_at
         headers = {DIGEST: fact.digest.hex(), CLASS: fact.stream, APPENDED_AT: str(appended_at)}
-        return self._subject + token(fact.message_id), fact.record, headers
+        return self._subject_of(fact), fact.record, headers
+
+    def _subject_of(self, fact: NewFact) -> str:
+        return self._subject + token(fact.message_id)
 
     async def read(self, after: int, limit: int, largest: int = PAGE_BYTES) -> list[Record]:
         records: list[Record] = []

@@ -15,12 +15,21 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from onceward._time import Moment
 from onceward.boundary.errors import Backpressure, BoundaryError, ConflictingDuplicate, Unavailable
 from onceward.boundary.holes import Hole
 from onceward.boundary.model import PAGE_BYTES, Appended, Gap
-from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability, full, too_many_names
+from onceward.boundary.store import (
+    Bounds,
+    Cursor,
+    NewFact,
+    Outcome,
+    StoreDurability,
+    full,
+    too_many_names,
+)
 from onceward.boundary.stores.group_commit import Grouped
 from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections, one_line
 from onceward.boundary.stores.postgresql.objects import PostgreSqlObjects
@@ -103,9 +112,6 @@ ADVANCE = """
 CURSORS = "SELECT name, position, confirmed_at FROM onceward_boundary_cursors ORDER BY name"
 
 
-Outcome = Appended | ConflictingDuplicate | Backpressure
-
-
 class Confirm(NamedTuple):
     name: str
     offset: int
@@ -150,14 +156,18 @@ class PostgreSqlBoundaryStore:
             raise outcome
         return outcome
 
-    async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
-        written: list[Appended | ConflictingDuplicate] = []
-        for outcomes in self._appends.portions(facts):
-            for outcome in await outcomes:
-                if isinstance(outcome, Backpressure):
-                    raise outcome
-                written.append(outcome)
-        return written
+    async def append_all(self, facts: Sequence[NewFact]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        refused: Backpressure | None = None
+        for portion in self._appends.split(facts):
+            if refused is None:
+                outcomes += await self._appends.submit_all(portion)
+                refused = next((each for each in outcomes if isinstance(each, Backpressure)), None)
+                continue
+            # No new one, though room may have been made since: of facts in order, the first ones are written.
+            found = await self._appends.submit_all([structs.replace(fact, within=0) for fact in portion])
+            outcomes += [refused if isinstance(each, Backpressure) else each for each in found]
+        return outcomes
 
     async def read(self, after: int, limit: int, largest: int = PAGE_BYTES) -> list[Record]:
         return await self._query(READ, after, limit, largest)
