@@ -58,6 +58,7 @@ class LimitedSource(Middleware):
         self._keyed = limiter.keys.keyed
         self._paces: dict[str, float] = {}
         """Seconds from one start to the next of each key that waits."""
+        self._asked_at = 0.0
         self._swept_at = 0.0
         self._back_at = -inf
         """When the last of the messages that were given back comes again."""
@@ -149,21 +150,23 @@ class LimitedSource(Middleware):
 
         async def wait(seconds: float) -> bool:
             await self._extend_kept()
-            if not self._kept():
-                if source.wait is not None:
-                    return await source.wait(seconds)
-                await self._sleep(min(seconds, NEWS))
-                return True
+            if not self._kept() and source.wait is not None:
+                return await source.wait(seconds)
             if self._room() <= 0:  # only the end of a handler helps
                 await self._sleep(min(seconds, NEWS))
-                return True
+                return limiter.rang
             left = min(seconds, self._next() - self._now())
             ends = any(each.token for each in list(limiter.running.values()))
-            if left > 0 and self._keyed and not ends and source.wait is not None:
-                await source.wait(left)
+            hears = self._keyed and not ends and source.wait is not None
+            if left > 0 and hears:
+                assert source.wait is not None
+                if await source.wait(left):
+                    return True
             elif left > 0:
-                await self._sleep(min(left, NEWS) if self._keyed else left)
-            return True
+                await self._sleep(min(left, NEWS))
+            now = self._now()
+            # Otherwise the loop has other things to do, and comes back.
+            return limiter.rang or self._next() <= now or (not hears and now - self._asked_at >= NEWS)
 
         return source.replace(
             fetch=fetch,
@@ -190,6 +193,7 @@ class LimitedSource(Middleware):
         appetite = self._appetite(size)
         passed: list[Transaction] = []
         if appetite > 0:
+            self._asked_at = self._now()
             fetched = await self._source.fetch(appetite, **extra) or ()
             passed = [each for each in fetched if not self._receive(each)]
         try:
