@@ -41,6 +41,8 @@ class Grant(msgspec.Struct):
     key: str
     due_in: float
     """Seconds until it may start, when it was given."""
+    due_at: float
+    """The same as a time of the database."""
     token: str | None
     """Of its slot; None if handlers are not limited."""
 
@@ -153,7 +155,7 @@ class LimitRecords:
                 self._run(transaction, _EXPIRE, keys=keys, now=now, latest=now + 2 * (AHEAD + LEASE))
                 for key, count in self._run(transaction, _BUSY, keys=keys).all():
                     rows[key].busy = count
-            left, states = room, {}
+            left, states, before = room, {}, {key: row.next_at for key, row in rows.items()}
             for key, wish in wishes.items():
                 states[key] = _decide(key, rows[key], wish, now, every, most, left)
                 left -= len(states[key].grants)
@@ -170,7 +172,11 @@ class LimitRecords:
                 if grant.token is not None
             ]
             self._rows.many(transaction, _TAKE_SLOT, slots)
-            changed = [key for key, state in states.items() if state.grants or state.returns]
+            changed = [
+                key
+                for key, state in states.items()
+                if state.grants or state.returns or rows[key].next_at < before[key]
+            ]
             self._rows.many(
                 transaction,
                 _UPDATE,
@@ -262,7 +268,8 @@ def _decide(key: str, row: KeyRow, wish: Wish, now: float, every: float, most: i
         first = min(max(row.next_at, now), now + AHEAD + every)
         count = min(count, floor((now + ahead - first) / every) + 1 if first <= now + ahead else 0)
         row.next_at = first + count * every
-    grants = [Grant(key, first - now + number * every, new_id() if most else None) for number in range(count)]
+    times = [first + number * every for number in range(count)]
+    grants = [Grant(key, due - now, due, new_id() if most else None) for due in times]
     took = UNKNOWN if row.held_for is None else row.held_for
     pace = max(every, took / most if most else 0.0)
     keeps = min(wish.keeps, max(1, ceil(AHEAD / pace))) if pace else wish.keeps
