@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from math import ceil, inf
 from typing import Any, Final
 
@@ -182,6 +183,7 @@ class LimitedSource(Middleware):
         limiter.rang = False
         self._size = size
         await self._extend_kept()
+        self._note_ended()
         if self._keyed and self._now() - self._swept_at >= SWEEP:
             self._swept_at = self._now()
             await self._records.remove_idle()
@@ -206,6 +208,17 @@ class LimitedSource(Middleware):
             raise
         with limiter.lock:
             return passed + self._due(size - len(passed))
+
+    def _note_ended(self) -> None:
+        """Free the slots of what was decided together with others, before it is settled."""
+        slots: Any = getattr(current_work.get(), "slots", None)
+        ended: list[Transaction] = []
+        with suppress(RuntimeError):  # more have ended meanwhile
+            ended = [each.transaction for each in getattr(slots, "settled", None) or ()]
+        if slots is not None and slots.pending <= 0:
+            ended += [each.transaction for each in list(self._limiter.running.values())]
+        for each in ended:
+            self._limiter.end(each, self._now())
 
     def _receive(self, transaction: Transaction) -> bool:
         """Let it wait for its start. Returns False if it has no key, so it fails at once."""
