@@ -129,27 +129,47 @@ def test_the_slots_of_a_killed_worker_are_free_at_once(site: LimitedSite) -> Non
 
 
 @pytest.mark.req("LI-03")
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)], ids=["killed", "stopped"]
-)
-def test_a_slot_of_a_silent_process_returns_within_one_lease(site: LimitedSite, how: signal.Signals) -> None:
-    with site.run() as one, site.run(ONCEWARD_RELAY="false") as other:
-        until(lambda: one.workers() and other.workers())
-        site.send({"number": 1, "seconds": LEASE + 8}, {"number": 2, "seconds": LEASE + 8})
-        until(lambda: len(site.log("begin")) == 2)
-        holders = {each[3] for each in site.log("begin")}
-        victim = next(run for run in (one, other) if run.workers()[-1] in holders)
-        survivor: Run = other if victim is one else one
-        os.kill(victim.process.pid, how)  # so nobody knows that its worker is silent
-        os.kill(victim.workers()[-1], how)
-        at = time.monotonic()
-        site.send(*({"number": number} for number in range(3, 10)))
+def test_a_slot_of_a_killed_process_returns_within_one_lease(site: LimitedSite) -> None:
+    with site.run() as one, site.run() as other:
+        survivor, _, at = silence(site, one, other, signal.SIGKILL)
         until(lambda: [each for each in site.log("end") if each[1] == 3], seconds=LEASE + 60)
-        first = min(each[-1] for each in site.log("begin") if each[1] >= 3)
-        assert LEASE / 3 <= first - at <= LEASE + 10  # one lease, and what a busy machine adds
-        assert {each[3] for each in site.log("begin") if each[1] >= 3} == {survivor.workers()[-1]}
-        if how is signal.SIGSTOP:
+        check_return(site, survivor, at)
+
+
+@pytest.mark.long
+@pytest.mark.req("LI-03")
+def test_a_process_that_was_stopped_has_lost_its_slot(postgres_url: str, tmp_path: Path) -> None:
+    """On PostgreSQL: one that is stopped in a transaction on SQLite keeps all others from the file."""
+    with new_schema(postgres_url) as schema:
+        url = schema.plain_url.replace("postgresql://", "postgresql+psycopg://", 1)
+        site = LimitedSite(tmp_path, url, concurrency=2)
+        with site.run() as one, site.run() as other:
+            survivor, victim, at = silence(site, one, other, signal.SIGSTOP)
+            until(lambda: [each for each in site.log("end") if each[1] == 3], seconds=LEASE + 60)
+            check_return(site, survivor, at)
             os.kill(victim.workers()[-1], signal.SIGCONT)
             os.kill(victim.process.pid, signal.SIGCONT)
             until(lambda: {each[1] for each in site.log("end")} >= set(range(1, 10)), seconds=60)
             until(lambda: site.slots() == 0)
+        site.engine.dispose()
+
+
+def silence(site: LimitedSite, one: Run, other: Run, how: signal.Signals) -> tuple[Run, Run, float]:
+    """Kill or stop a process that has a slot, or both. Returns the other one, that one, and when."""
+    until(lambda: one.workers() and other.workers())
+    site.send({"number": 1, "seconds": LEASE + 8}, {"number": 2, "seconds": LEASE + 8})
+    until(lambda: len(site.log("begin")) == 2)
+    time.sleep(1.0)  # it has nothing to do but its handlers
+    holders = {each[3] for each in site.log("begin")}
+    victim = next(run for run in (one, other) if run.workers()[-1] in holders)
+    os.kill(victim.process.pid, how)  # so nobody knows that its worker is silent
+    os.kill(victim.workers()[-1], how)
+    at = time.monotonic()
+    site.send(*({"number": number} for number in range(3, 10)))
+    return other if victim is one else one, victim, at
+
+
+def check_return(site: LimitedSite, survivor: Run, at: float) -> None:
+    first = min(each[-1] for each in site.log("begin") if each[1] >= 3)
+    assert LEASE / 3 <= first - at <= LEASE + 10  # one lease, and what a busy machine adds
+    assert {each[3] for each in site.log("begin") if each[1] >= 3} == {survivor.workers()[-1]}
