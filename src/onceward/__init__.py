@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from onceward.durations import days, hours, minutes
     from onceward.failures import Refuse, RetryLater, business, outage, retry
     from onceward.inbox import AsyncInbox, Contract, EffectRefused, Inbox
+    from onceward.limits import Limit
     from onceward.middleware import Middleware
     from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
     from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
@@ -29,6 +30,7 @@ __all__ = [
     "ExceptionCategory",
     "HybridTask",
     "Inbox",
+    "Limit",
     "Middleware",
     "Onceward",
     "Postponed",
@@ -65,6 +67,7 @@ _HOMES = {
     "ExceptionCategory": _ERRORS,
     "HybridTask": _PRODUCER,
     "Inbox": _INBOX,
+    "Limit": "onceward.limits",
     "Middleware": "onceward.middleware",
     "Onceward": "onceward.app",
     "Postponed": _ERRORS,

@@ -9,6 +9,8 @@ The chain of a consumer, outermost first:
     telemetry ─► I/O guard ─► yours ─► failure rules ─► inbox ─► progress ─► dead letters ─► your handler, or the
     connector
 
+A limited consumer has one before the inbox, around its handler, and one before the dead letters, around its source.
+
 `onceward explain --verbose` prints it for each consumer. A middleware that wraps nothing costs nothing.
 """
 

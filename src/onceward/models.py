@@ -105,6 +105,20 @@ def _field_names(model: type) -> set[str]:
     return names
 
 
+def payload_names(model: type) -> dict[str, tuple[str, ...]]:
+    """The fields of a model, and how each may be called in a payload. Empty if they are not known."""
+    fields = _pydantic_fields(model)
+    if fields:
+        aliases = {name: (field.validation_alias, field.alias) for name, field in fields.items()}
+        return {
+            name: (*(each for each in found if isinstance(each, str)), name)
+            for name, found in aliases.items()
+        }
+    if issubclass(model, msgspec.Struct):
+        return {each.name: (each.encode_name,) for each in msgspec.structs.fields(model)}
+    return {name: (name,) for name in _hints(model)}
+
+
 def as_plain_data(value: Any) -> Any:
     """Return a payload as plain data: models exist only in the functions at both ends."""
     return msgspec.to_builtins(value, enc_hook=_dump)

@@ -12,7 +12,14 @@ from weakref import WeakSet
 from msgspec import UNSET, UnsetType
 
 from onceward._functions import code_of, is_async
-from onceward.app.checks import address_of, check_contract, check_function, name_of, share_an_inbox
+from onceward.app.checks import (
+    address_of,
+    check_contract,
+    check_function,
+    check_limit,
+    name_of,
+    share_an_inbox,
+)
 from onceward.app.consumer import Consumer as Consumer
 from onceward.app.consumer import Consumers
 from onceward.app.engines import SharedEngines, open_engine
@@ -32,6 +39,7 @@ from onceward.errors import ConfigurationError
 from onceward.failures.board import Board
 from onceward.failures.rules import OutageRule, RuleBook, Rules, check_dependencies, check_names, check_rules
 from onceward.failures.states import ProcessRecords
+from onceward.limits.limit import Limit
 from onceward.middleware import Middleware, check_middleware
 from onceward.outbox import Outbox
 from onceward.schedules import CatchUp, Schedule
@@ -45,6 +53,7 @@ if TYPE_CHECKING:
 
     from onceward.inbox import Contract
     from onceward.inbox.commits.group import Commit
+    from onceward.limits.limiter import Limiter
     from onceward.task.report import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -102,6 +111,8 @@ class Onceward:
         """What holds its consumers, as this process knows it."""
         self.records = ProcessRecords()
         """Where outages are noted if it has no database."""
+        self.limiters: dict[str, Limiter] = {}
+        """What waits for the limits of its consumers in this process, by their names."""
         self.middleware = check_middleware(middleware, name)
         """Wraps every consumer and producer of this app, outermost first."""
         self.owner: str | None = None
@@ -176,6 +187,7 @@ class Onceward:
         commit: Commit | None = None,
         failures: Rules | None = None,
         depends_on: Sequence[str] = (),
+        limit: Limit | None = None,
     ) -> Callable[[Callable[Arguments, Returned]], ConsumerFunction[Arguments, Returned]]:
         """Call the function with every message of the source. The function itself is returned, with `send` and its
         like, which put messages there: see `ConsumerFunction`.
@@ -187,7 +199,8 @@ class Onceward:
         the fields of `Verification`, or a function that returns one. In production, a consumer
         without a contract starts only if `contract=None` is written out. `failures` sorts what it raises, as in
         `{CardDeclined: business, Overloaded: outage()}`. `depends_on` names what it needs: while that is down, all
-        consumers that need it wait together.
+        consumers that need it wait together. `limit` is how many start in a time or run at once in all processes
+        together, as in `Limit(rate="10/s", concurrency=5, by="customer_id")`.
 
         `commit="group"` lets events that wait together share one commit, `commit="each"` gives each its own; the
         default is "group" on SQLite and "each" on PostgreSQL.
@@ -212,6 +225,7 @@ class Onceward:
                     f"{own} has a contract, so the app needs a database: write Onceward({self.name!r}, "
                     "database='sqlite:///shop.db'), or set ONCEWARD_DATABASE"
                 )
+            check_limit(limit, own, self.settings.database)
             changed = self.resolved.of_consumer(own)
             how = changed.commit or commit
             if how is not None:
@@ -235,6 +249,7 @@ class Onceward:
                     self.resolved.origin_of(own),
                     asynchronous=is_async(function),
                     keeps_contract=contract is not None and contract is not UNSET,
+                    limited=limit is not None,
                 ),
                 own,
                 verification,
@@ -242,6 +257,7 @@ class Onceward:
                 self,
                 how,
                 self._rules_of(own, failures, depends_on),
+                limit,
             )
             self._check_sharing(consumer)
             consumer.outbox = self.outbox

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from onceward.app.services import Service, Services
 from onceward.connectors.owners import set_owner
 from onceward.errors import ConfigurationError
 from onceward.failures.middleware import FailureRules
+from onceward.limits.limiter import LimitedSteps, Limiter
+from onceward.limits.source import LimitedSource
 from onceward.middleware import Middleware
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
 
@@ -126,16 +129,22 @@ async def _build_task(
     set_owner(connector, app.owner)
     at_the_end(connector.close_async if asynchronous else connector.close)
     chain = [*middleware]
+    limit: LimitedSource | None = None
     records: Any = app.records
     if app.settings.database is not None:
         engine = app.engines.take(asynchronous=asynchronous)
         at_the_end(app.engines.give_back_async if asynchronous else app.engines.give_back)
-        chain.append(await _dead_letters(engine, app, consumer, asynchronous))
+        letters = await _dead_letters(engine, app, consumer, asynchronous)
+        limit = _limit(engine, app, consumer, asynchronous)
+        chain += [letters] if limit is None else [limit, letters]
         records = _records(engine, asynchronous)
         if consumer.contract is not None:
             inbox = await _inbox(engine, app, consumer.contract, asynchronous)
             chain.insert(0, inbox.middleware())
-    chain.insert(0, FailureRules(consumer.failures, app.board, records, consumer.identity))
+    if limit is not None:
+        chain.insert(0, LimitedSteps(app.limiters[consumer.name]))
+    let_go = None if limit is None else limit.let_go
+    chain.insert(0, FailureRules(consumer.failures, app.board, records, consumer.identity, let_go))
     task = task_class(consumer)({"source": connector}, services, settings=app.settings.engine)
     task.destination = consumer.source.destination
     task.middleware = (*app.middleware, *chain)
@@ -149,7 +158,8 @@ def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer
 
     inbox = [] if consumer.contract is None else [InboxMiddleware]
     letters = [] if app.settings.database is None else [DeadLetterMiddleware]
-    return [*app.middleware, FailureRules, *inbox, *more, *letters]
+    limits: list[list[Layer]] = [[], []] if consumer.limit is None else [[LimitedSteps], [LimitedSource]]
+    return [*app.middleware, FailureRules, *limits[0], *inbox, *more, *limits[1], *letters]
 
 
 def _records(engine: Any, asynchronous: bool) -> Any:
@@ -158,6 +168,21 @@ def _records(engine: Any, asynchronous: bool) -> Any:
     from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
     return FleetRecords((AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine))
+
+
+def _limit(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -> LimitedSource | None:
+    """What keeps the limit of a consumer; None if it has none."""
+    if consumer.limit is None or consumer.limit_keys is None:
+        return None
+    from onceward.limits.records import LimitRecords
+    from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
+
+    ports = (AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine)
+    # Apps that share a database may have consumers of the same name.
+    scope = json.dumps([app.name, *consumer.identity])
+    records = LimitRecords(ports, scope, consumer.limit, app.owner)
+    app.limiters[consumer.name] = Limiter(consumer.limit_keys, records)
+    return LimitedSource(app.limiters[consumer.name])
 
 
 async def _dead_letters(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -> Middleware:

@@ -10,6 +10,7 @@ from onceward._functions import yields
 from onceward.connectors.patience import check_patience
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
+from onceward.limits.limit import Limit
 
 if TYPE_CHECKING:
     from onceward.app.consumer import Consumer
@@ -59,6 +60,31 @@ def check_contract(contract: Any, name: str) -> None:
     if not isinstance(contract, Contract):
         raise ConfigurationError(
             f"{name}: contract must be a Contract(consumer_id=…, …) or None, not {type(contract).__name__}"
+        )
+
+
+def check_limit(limit: Any, name: str, database: str | None) -> None:
+    if limit is None:
+        return
+    if not isinstance(limit, Limit):
+        raise ConfigurationError(
+            f"{name}: limit must be a Limit, as in limit=Limit(rate='10/s', concurrency=5), not {limit!r}"
+        )
+    if database is None:
+        raise ConfigurationError(
+            f"{name} has a limit, which all processes count in the app's database; give it one: "
+            "Onceward(…, database='sqlite:///shop.db'), or set ONCEWARD_DATABASE"
+        )
+
+
+def check_attempts(consumer: Consumer) -> None:
+    """Refuse a rate of starts for a handler that is started again without one."""
+    attempts = consumer.policy.steps.process.retry.max_attempts
+    if consumer.limit is not None and consumer.limit.rate is not None and attempts > 1:
+        raise ConfigurationError(
+            f"{consumer.name} has the rate {consumer.limit.rate}, but its policy makes {attempts} attempts in a row "
+            "at a message; leave steps.process.retry out, and use failures={…: retry('1s', '5s')} instead: each "
+            "delivery waits for its start"
         )
 
 

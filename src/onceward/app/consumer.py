@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, UnsetType
 
 from onceward._functions import is_async
-from onceward.app.checks import address_of, check_delays, with_model
+from onceward.app.checks import address_of, check_attempts, check_delays, with_model
 from onceward.app.send.functions import SendsToSource
 from onceward.app.services import Services
 from onceward.app.signature import Signature
 from onceward.errors import ConfigurationError
 from onceward.failures.rules import RuleBook
 from onceward.failures.states import Identity
+from onceward.limits.limit import KeyReader, Limit
 from onceward.outbox import Outbox
 from onceward.task.mixins.policies import ConsumerPolicy
 
@@ -39,6 +40,7 @@ class Consumer(SendsToSource):
         app: Onceward | None = None,
         commit: Commit | None = None,
         failures: RuleBook | None = None,
+        limit: Limit | None = None,
     ) -> None:
         self.app = app
         """Its app, which is found among all apps for as long as one of its consumers is known."""
@@ -61,8 +63,14 @@ class Consumer(SendsToSource):
         self._check_batches(commit)
         self.failures = RuleBook() if failures is None else failures
         """Its failure rules, with those of its app."""
+        self.limit = limit
+        """How many start in a time or run at once, in all processes; None if nothing limits them."""
+        self.limit_keys = None if limit is None else KeyReader(limit, name, self.signature.model)
+        if limit is not None and commit is None and not self.takes_batches and self.contract is not None:
+            self.commit = "each"  # a slot is free when the commit is made, not when that of others is
         self._check_services()
         check_delays(self)
+        check_attempts(self)
 
     @property
     def identity(self) -> Identity:

@@ -106,6 +106,7 @@ class RelayConsumer(Consumer):
         self.commit = None
         self.asynchronous = self.takes_batches = False
         self.failures = RuleBook()
+        self.limit = self.limit_keys = None
 
 
 def with_relay(app: Onceward, only: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ due, so that one takes another message: a message that is poison cannot keep eve
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -77,8 +77,17 @@ class FailureRules(Middleware):
 
     name = "failure rules"
 
-    def __init__(self, book: RuleBook, board: Board, records: HoldRecords, consumer: Identity) -> None:
+    def __init__(
+        self,
+        book: RuleBook,
+        board: Board,
+        records: HoldRecords,
+        consumer: Identity,
+        let_go: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`let_go` gives back what waits nearer to the source: it is not asked while the consumer is held."""
         self._book = book
+        self._let_go = let_go
         self._board = board
         self._records = records
         self._consumer = consumer
@@ -208,6 +217,8 @@ class FailureRules(Middleware):
             await self._keep_in_step()
             if not self._board.active or not self._is_held():
                 return await source.fetch(size, **extra)
+            if self._let_go is not None:
+                await self._let_go()
             if self._consumer in self._board.paused:
                 await sleep(NAP)  # a policy may ask again at once
                 return ()

@@ -20,6 +20,8 @@ def conduct_of(app: Onceward, consumer: Consumer) -> list[tuple[str, str]]:
     lines += [("failures", line) for line in book.lines()]
     if book.depends_on:
         lines.append(("depends on", ", ".join(book.depends_on)))
+    if consumer.limit is not None:
+        lines.append(("limit", str(consumer.limit)))
     held = _hold(app, consumer)
     return lines if held is None else [*lines, ("held", held)]
 

@@ -192,6 +192,8 @@ class Keeper:
         succeeded, failed, returned = progress.row[:3]
         backlog = getattr(progress.source, "backlog", None)
         hold = hold_of(self.app.board, self.consumer.identity, self.consumer.failures.depends_on)
+        limiter = self.app.limiters.get(self.consumer.name)
+        limited, limited_since = (0, None) if limiter is None else limiter.waiting_now()
         answers = hold.why is not None and self.state is WorkerState.STARTING  # it does not ask its source
         return ConsumerStatus(
             name=self.consumer.name,
@@ -212,6 +214,8 @@ class Keeper:
             held=hold.why,
             paused=hold.paused,
             down_since=hold.down_since,
+            limited=None if self.consumer.limit is None else limited,
+            limited_since=limited_since,
         )
 
 

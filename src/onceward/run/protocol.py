@@ -91,6 +91,10 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     paused: bool = False
     down_since: float | None = None
     """Since when what it needs is down, in seconds since 1970; None if it is up."""
+    limited: int | None = None
+    """Messages that wait here for its limit; None if it has none."""
+    limited_since: float | None = None
+    """Since when the oldest of them does."""
 
     def standing_still_since(self) -> float | None:
         """Since when nothing has moved although it has work or waits for a fetch. None if it is idle."""

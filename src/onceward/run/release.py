@@ -1,4 +1,5 @@
-"""Give back at once what a dead worker held: deliveries of its sources, claims of its inbox, redriven dead letters.
+"""Give back at once what a dead worker held: deliveries of its sources, claims of its inbox, redriven dead letters,
+slots of limits.
 
 The supervisor knows that its worker is dead, because it has waited for it; a frozen worker keeps everything. What was
 held counts as lost, as if its lease had expired, so a message that kills its workers still becomes a dead letter.
@@ -150,6 +151,7 @@ async def _release_rows(engine: Engine, owner: str) -> int:
     from onceward.deadletters import redrive_leases
     from onceward.errors import ConfigurationError
     from onceward.inbox.stores import owners, store_of
+    from onceward.limits.records import free_owner
     from onceward.storage.database import BlockingStoragePorts, check_tables
 
     ports, store = BlockingStoragePorts(engine), store_of(engine.dialect)
@@ -157,5 +159,6 @@ async def _release_rows(engine: Engine, owner: str) -> int:
         await ports.transact(check_tables, store)
     except ConfigurationError:
         return 0  # the worker died before it created the tables
+    await ports.transact(free_owner, store, owner)
     claims = await ports.transact(owners.release_owner, store, owner)
     return claims + await ports.transact(redrive_leases.release_owner, store, owner)

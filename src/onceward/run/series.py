@@ -153,6 +153,22 @@ def _of_deliveries(places: list[WorkerSlot]) -> Iterator[Metric]:
             Labeled(_labels(place, each.name), value(each)) for place in places for each in consumers(place)
         ]
         yield _family(f"onceward_consumer_{short}", text, samples)
+    of_limits: list[tuple[str, str, Callable[[ConsumerStatus], float]]] = [
+        ("limit_waiting", "Messages in the worker that wait for the limit.", lambda each: each.limited or 0),
+        (
+            "limit_wait_seconds",
+            "How long the oldest of them has waited.",
+            lambda each: _since(each.limited_since, now),
+        ),
+    ]
+    for short, text, value in of_limits:
+        samples = [
+            Labeled(_labels(place, each.name), value(each))
+            for place in places
+            for each in consumers(place)
+            if each.limited is not None
+        ]
+        yield _family(f"onceward_consumer_{short}", text, samples)
 
 
 def _of_attempts(found: Mapping[str, list[int]]) -> Iterator[Metric]:

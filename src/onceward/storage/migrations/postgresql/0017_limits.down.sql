@@ -1,0 +1,5 @@
+DROP TABLE onceward_limit_slots;
+
+DROP TABLE onceward_limit_keys;
+
+DROP TABLE onceward_limits;
