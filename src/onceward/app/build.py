@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from onceward.inbox import Contract
     from onceward.inbox.evidence.file import EvidenceSettings
+    from onceward.order import OrderRule
 
 
 Layer = Middleware | type[Middleware]
@@ -134,6 +135,8 @@ async def _build_task(
         records = _records(engine, asynchronous)
         if consumer.contract is not None:
             inbox = await _inbox(engine, app, consumer.contract, asynchronous)
+            if consumer.order is not None:
+                chain.insert(0, _order(engine, consumer, consumer.order, asynchronous))
             chain.insert(0, inbox.middleware())
     chain.insert(0, FailureRules(consumer.failures, app.board, records, consumer.identity))
     task = task_class(consumer)({"source": connector}, services, settings=app.settings.engine)
@@ -147,7 +150,11 @@ def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer
     from onceward.deadletters.source.middleware import DeadLetterMiddleware
     from onceward.inbox.middleware import InboxMiddleware
 
-    inbox = [] if consumer.contract is None else [InboxMiddleware]
+    inbox: list[Layer] = [] if consumer.contract is None else [InboxMiddleware]
+    if consumer.order is not None:
+        from onceward.order.middleware import KeepOrder
+
+        inbox.append(KeepOrder)
     letters = [] if app.settings.database is None else [DeadLetterMiddleware]
     return [*app.middleware, FailureRules, *inbox, *more, *letters]
 
@@ -160,6 +167,16 @@ def _records(engine: Any, asynchronous: bool) -> Any:
     return FleetRecords((AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine))
 
 
+def _order(engine: Any, consumer: Consumer, rule: OrderRule, asynchronous: bool) -> Middleware:
+    from onceward.order.holds import HoldReader
+    from onceward.order.middleware import KeepOrder
+    from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
+
+    ports = (AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine)
+    name = consumer_id(consumer)
+    return KeepOrder(rule, HoldReader(ports, name, rule.most_held), name)
+
+
 async def _dead_letters(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -> Middleware:
     from onceward.deadletters import AsyncDeadLetters, DeadLetters
     from onceward.deadletters.source.middleware import DeadLetterMiddleware
@@ -167,7 +184,13 @@ async def _dead_letters(engine: Any, app: Onceward, consumer: Consumer, asynchro
     letters = AsyncDeadLetters(engine) if asynchronous else DeadLetters(engine)
     letters.operations.owner = app.owner
     await _await_if_needed(letters.migrate())
-    return DeadLetterMiddleware(letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
+    order = consumer.order
+    return DeadLetterMiddleware(
+        letters,
+        consumer=consumer_id(consumer),
+        origin=consumer.source.origin,
+        key_of=order.key_of if order is not None and order.holds else None,
+    )
 
 
 async def _inbox(engine: Any, app: Onceward, contract: Contract, asynchronous: bool) -> Any:

@@ -15,6 +15,7 @@ from onceward.app.signature import Signature
 from onceward.errors import ConfigurationError
 from onceward.failures.rules import RuleBook
 from onceward.failures.states import Identity
+from onceward.order.rule import check_order
 from onceward.outbox import Outbox
 from onceward.task.mixins.policies import ConsumerPolicy
 
@@ -39,6 +40,7 @@ class Consumer(SendsToSource):
         app: Onceward | None = None,
         commit: Commit | None = None,
         failures: RuleBook | None = None,
+        order: tuple[Any, Any, Any] | None = None,
     ) -> None:
         self.app = app
         """Its app, which is found among all apps for as long as one of its consumers is known."""
@@ -61,6 +63,8 @@ class Consumer(SendsToSource):
         self._check_batches(commit)
         self.failures = RuleBook() if failures is None else failures
         """Its failure rules, with those of its app."""
+        self.order = None if order is None else check_order(*order, self.contract, self.source, name)
+        """How it keeps order; None if it does not."""
         self._check_services()
         check_delays(self)
 

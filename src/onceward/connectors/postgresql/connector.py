@@ -61,8 +61,8 @@ class PostgreSqlConnector(LeasingConnector):
 
     def _take_new(self, size: int) -> Sequence[Transaction] | None:
         """Take messages that nobody was given before, in one round trip. None if others are to be looked at."""
-        if self._suspect_after < 1:
-            return None  # each is a suspect
+        if self._suspect_after < 1 or self._lines is not None:
+            return None  # each is a suspect, or has to line up
         token = self._new_token()
         rows = self._rows.claim_new(size, token, self.lease)
         if rows is None:
