@@ -326,9 +326,8 @@ class LeasingConnector(Closing):
         serving: list[AvailableRow] = []
         transactions: list[Transaction] = []
         buried: list[tuple[Any, ...]] = []
-        if self._lines is not None:
-            self._lines.form(now, batch_size)
-        while not serving and (rows := self._store.available(now, batch_size)):
+        available = self._store.available if self._lines is None else self._lines.form
+        while not serving and (rows := available(now, batch_size)):
             doomed: list[tuple[Any, ...]] = []
             for row in rows:
                 key, token, deliveries, lost, body = row

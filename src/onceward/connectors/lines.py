@@ -69,18 +69,21 @@ class Lines:
         self._hold_dead = hold_dead
         self._begun = False
 
-    def form(self, now: float, size: int) -> None:
-        """Line up newcomers until `size` messages can be delivered, or all have a place."""
+    def form(self, now: float, size: int) -> Sequence[Any]:
+        """Line up newcomers until `size` messages can be delivered, or all have a place. Return those that can be."""
         store: LineStore = self._store
         if not self._begun:
             store.begin_lines(self._hold_dead)
             self._begun = True
         store.advance_lines()
         until = time.monotonic() + LONGEST
-        while len(self._store.available(now, size)) < size and time.monotonic() < until:
+        while True:
+            rows: Sequence[Any] = self._store.available(now, size)
+            if len(rows) >= size or time.monotonic() >= until:
+                return rows
             newcomers = store.newcomers(now, max(LOOK_AHEAD, size))
             if not newcomers:
-                return
+                return rows
             store.line_up([(key, self._key_in(body)) for key, body in newcomers])
 
     def behind(self, keys: Sequence[str], limit: int) -> dict[str, Line]:

@@ -20,6 +20,8 @@ def conduct_of(app: Onceward, consumer: Consumer) -> list[tuple[str, str]]:
     lines += [("failures", line) for line in book.lines()]
     if book.depends_on:
         lines.append(("depends on", ", ".join(book.depends_on)))
+    if consumer.order is not None:
+        lines.append(("order", consumer.order.words))
     held = _hold(app, consumer)
     return lines if held is None else [*lines, ("held", held)]
 

@@ -50,6 +50,16 @@ class OrderRule(msgspec.Struct, frozen=True):
         """For people."""
         return self.by if isinstance(self.by, str) else getattr(self.by, "__name__", repr(self.by))
 
+    @property
+    def words(self) -> str:
+        """For `onceward explain`."""
+        dead = (
+            f"a dead one holds those behind it, up to {self.most_held:,} keys"
+            if self.holds
+            else "a dead one holds nobody"
+        )
+        return f"by {self.name}, one event of each at a time, as they arrive; {dead}"
+
     def key_of(self, transaction: Transaction) -> str | None:
         """The key of an event; None if it has none: it runs at once, and is refused."""
         try:

@@ -7,8 +7,10 @@ twice, so the place cannot become that of another.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+from onceward.connectors.leases import WRITE_WAIT
 from onceward.connectors.postgresql import statements as sql
 from onceward.connectors.postgresql.schema import LINES
 
@@ -18,6 +20,7 @@ class PostgreSqlLines:
 
     queue: str
     _run: Callable[..., Any]
+    transaction: Callable[[float], AbstractContextManager[None]]
     _in_lines = False
     _holds_lines = False
 
@@ -33,6 +36,11 @@ class PostgreSqlLines:
         keys = [key for (key,) in self._run(sql.LEAVE_LINES, (self.queue,)) if key is not None]
         if keys:
             self._run(sql.COME_FIRST, {"queue": self.queue, "keys": keys}).close()
+
+    def has_parked(self) -> bool:
+        """Whether a message waits in line for another."""
+        with self.transaction(WRITE_WAIT):
+            return bool(self._run(sql.HAS_PARKED, (self.queue,)).scalar_one())
 
     def newcomers(self, now: float, limit: int) -> Sequence[tuple[int, bytes]]:
         return [(seq, body) for seq, body in self._run(sql.NEWCOMERS, (self.queue, limit))]

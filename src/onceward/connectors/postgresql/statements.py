@@ -72,6 +72,9 @@ PARK = f"""
     INSERT INTO {{s}}.onceward_queue_delayed (visible_at, {ROW}) SELECT 'infinity', {ROW} FROM gone
 """
 """Those that wait in line are where no claim passes them, and their time never comes."""
+HAS_PARKED = """
+    SELECT EXISTS (SELECT 1 FROM {s}.onceward_queue_delayed WHERE queue = %s AND visible_at = 'infinity')
+"""
 HOLD_LINE = "UPDATE {s}.onceward_queue_turns SET dead = %s WHERE queue = %s AND seq = %s"
 COUNT_BEHIND = """
     SELECT count(*) FROM {s}.onceward_queue_turns WHERE queue = %s AND order_key = %s AND dead IS NULL
