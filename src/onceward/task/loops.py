@@ -53,7 +53,9 @@ def consume(loop: Loop) -> Script[StopReason]:
             yield from attend(loop, low_water)
             continue
         if not policy.streaming:
-            if in_flight or loop.slots.pending > 0:  # what is in flight may make more available, for instance of its key
+            if (
+                in_flight or loop.slots.pending > 0
+            ):  # what is in flight may make more available, for instance of its key
                 loop.slots.wake_at = 0
                 yield from attend(loop, 0)
                 loop.slots.wake_at = low_water

@@ -93,7 +93,9 @@ class PostgreSqlConnector(LeasingConnector):
         if self.line.begin():
             return 0.0
         due = max(self._rows.seconds_until_due(), SHORTEST_WAIT)
-        if self._lines is not None and self._rows.has_parked():  # nobody tells when their predecessors are done
+        if (
+            self._lines is not None and self._rows.has_parked()
+        ):  # nobody tells when their predecessors are done
             return min(due, LOOK_AGAIN.delay(self._empty_looks))
         return due
 

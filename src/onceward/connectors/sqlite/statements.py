@@ -214,7 +214,9 @@ _FIRST = """
     EXISTS (SELECT 1 FROM turns AS t WHERE t.seq = m.seq AND (t.order_key IS NULL OR NOT EXISTS (
         SELECT 1 FROM turns AS e WHERE e.order_key = t.order_key AND e.turn < t.turn)))
 """
-FIRST_AVAILABLE_AGAIN = AVAILABLE_AGAIN.replace("messages", "messages AS m").replace("ORDER", f"AND {_FIRST} ORDER")
+FIRST_AVAILABLE_AGAIN = AVAILABLE_AGAIN.replace("messages", "messages AS m").replace(
+    "ORDER", f"AND {_FIRST} ORDER"
+)
 FIRST_READY = READY.replace("messages", "messages AS m").replace("ORDER", f"AND {_FIRST} ORDER")
 _NEW = "AND NOT EXISTS (SELECT 1 FROM turns AS t WHERE t.seq = m.seq)"
 NEW_AGAIN = f"""

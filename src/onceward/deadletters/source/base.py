@@ -232,7 +232,6 @@ class LetterSource:
         except Exception as error:  # noqa: BLE001
             _log.error("cannot move dead letters to the store; they stay in their source for now: %s", error)
 
-
     def _burial_of(self, dead: DeadMessage) -> Burial:
         burial = burial_of_dead(dead, consumer=self._consumer, origin=self._origin)
         if self._key_of is None or dead.transaction is None:
