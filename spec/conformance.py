@@ -30,6 +30,7 @@ TITLES = {
     "SE": "Sending",
     "PF": "Start and scale",
     "OU": "Failure rules and outages",
+    "OR": "Order by key",
     "FA": "Public classes of both modes",
     "ST": "Stability",
 }

@@ -28,7 +28,7 @@ from onceward.connectors.lease_rules import (
     describe_failure,
 )
 from onceward.connectors.leased_deliveries import Held, LeasedDeliveries, LeasedDelivery, decide
-from onceward.connectors.lines import KeyOf, Line, Lines
+from onceward.connectors.lines import KeyOf, LineBehind, Lines
 from onceward.connectors.owners import new_token
 from onceward.task.exceptions import ExceptionCategory
 from onceward.telemetry.logger import OwnLogger
@@ -302,7 +302,7 @@ class LeasingConnector(Closing):
         """Whether it keeps order: then an outcome that is settled makes the next message of its key available."""
         return self._lines is not None
 
-    def lines_behind(self, keys: Sequence[str], limit: int) -> dict[str, Line]:
+    def lines_behind(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
         """What waits behind the first messages of these keys, with at most `limit` of their ids."""
         if self._lines is None:
             return {}
@@ -391,7 +391,7 @@ class AsyncLeasingConnector(AsyncClosing):
         """As `LeasingConnector.in_lines`."""
         return self._wire.in_lines
 
-    async def lines_behind_async(self, keys: Sequence[str], limit: int) -> dict[str, Line]:
+    async def lines_behind_async(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
         """As `LeasingConnector.lines_behind`."""
         return await self._call(self._wire.lines_behind, keys, limit)
 

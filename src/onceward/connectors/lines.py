@@ -28,7 +28,7 @@ LONGEST = 0.3
 """Seconds that one fetch lines up messages. The next one goes on."""
 
 
-class Line(NamedTuple):
+class LineBehind(NamedTuple):
     """What waits behind the first message of a line."""
 
     waiting: int
@@ -40,7 +40,7 @@ class LineStore(Protocol):
     """What a `LeaseStore` needs in addition. Every method is called inside a `transaction`."""
 
     def begin_lines(self, hold_dead: bool) -> None:
-        """From now on, deliver only heads of lines. With `hold_dead`, a dead letter stays first until it is forgotten."""
+        """From now on, deliver only heads of lines. With `hold_dead`, a dead letter is first until it is forgotten."""
         ...
 
     def advance_lines(self) -> None:
@@ -86,12 +86,12 @@ class Lines:
                 return rows
             store.line_up([(key, self._key_in(body)) for key, body in newcomers])
 
-    def behind(self, keys: Sequence[str], limit: int) -> dict[str, Line]:
+    def behind(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
         """What waits in these lines."""
         found = {}
         for key in keys if self._begun else ():
             waiting, bodies = self._store.behind(key, limit)
-            found[key] = Line(waiting, tuple(_id_in(body) for body in bodies))
+            found[key] = LineBehind(waiting, tuple(_id_in(body) for body in bodies))
         return found
 
     def _key_in(self, body: bytes) -> str | None:

@@ -2,7 +2,8 @@
 
 `new`: a letter was buried. `many_of_a_type`: more than ten of one type are open. `surge`: more than ten times as many
 in five minutes as usual (less than one counts as one). `same_aggregate`: three or more letters of one aggregate are
-open. `holds_key`: its consumer keeps order, and later events of its key wait for it. `died_again`, `poisoned`: how a redriven letter ended.
+open. `holds_key`: its consumer keeps order, and later events of its key wait for it. `died_again`, `poisoned`: how a
+redriven letter ended.
 
 Large numbers are not reported with every letter: only when they pass the limit, when they are twice as large as last
 reported, and otherwise with the first letter after ten minutes.

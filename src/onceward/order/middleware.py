@@ -4,8 +4,8 @@ dead one.
     source: only the first of each key ──► no letter of the key? ──► inbox ──► handler
                                              └─ there is one: back to the source, for a while
 
-The source moves a dead message to the store of dead letters before it lets the next one of its key go. So whoever gets
-the next one finds the letter there.
+The source moves a dead message to the store of dead letters before it lets the next one of its key go. So the process
+that gets the next one finds the letter there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onceward.transaction import Settlement, Transaction, Verdict
 _log = OwnLogger(logging.getLogger("onceward.order"))
 
 SHORTEST, LONGEST = 0.5, 10.0
-"""Seconds until an event that a letter holds is looked at again: a tenth of the time it is held, within these bounds."""
+"""Seconds until a held event is looked at again: a tenth of the time that it is held, within these bounds."""
 NOTE_EVERY = 2.0
 """Seconds between two notes of what waits behind letters."""
 NOTED, IDS = 100, 20
@@ -72,8 +72,8 @@ class KeepOrder(Middleware):
         connector = source.connector
         if not hasattr(connector, "keep_order"):
             raise ConfigurationError(
-                f"{self._consumer} has order_by, but {type(connector).__name__} has no keep_order, so it cannot deliver "
-                "only the first event of each key; leave order_by out, or use another source"
+                f"{self._consumer} has order_by, but {type(connector).__name__} has no keep_order, so it cannot "
+                "deliver only the first event of each key; leave order_by out, or use another source"
             )
         connector.keep_order(self._rule.key_of, hold_dead=self._rule.holds)
 
@@ -132,8 +132,9 @@ class KeepOrder(Middleware):
             self._stopped = not self._stopped
             if self._stopped:
                 _log.error(
-                    "consumer %s waits: dead letters hold %d of its keys, and most_held is %d; something is wrong with "
-                    "more than single events. Redrive or discard them (onceward dlq list --consumer %s), and it goes on",
+                    "consumer %s waits: dead letters hold %d of its keys, and most_held is %d; something is wrong "
+                    "with more than single events. Redrive or discard them (onceward dlq list --consumer %s), and it "
+                    "goes on",
                     self._consumer, keys, self._rule.most_held, self._consumer,
                 )  # fmt: skip
             else:

@@ -116,13 +116,13 @@ def check_order(
         )
     if contract.sequencing != "none":
         raise ConfigurationError(
-            f"{consumer} has order_by, and its contract has sequencing={contract.sequencing!r}: numbers of the producer "
-            "already say the order; leave one of the two out"
+            f"{consumer} has order_by, and its contract has sequencing={contract.sequencing!r}: numbers of the "
+            "producer already say the order; leave one of the two out"
         )
     if not source.keeps_order:
         raise ConfigurationError(
             f"{consumer} has order_by, but {source} cannot keep order: it does not tell what waits before a message. "
-            "Use a queue in SQLite or PostgreSQL, a Redis stream or a boundary; or number the events and use "
+            "Use a queue in SQLite or PostgreSQL, or a boundary; or number the events and use "
             "Contract(sequencing='strict')"
         )
     return OrderRule(order_by, on_dead, most_held)
@@ -132,8 +132,8 @@ def _check_key(order_by: Any, consumer: str) -> None:
     if isinstance(order_by, str):
         if not order_by or not all(part.isidentifier() for part in order_by.split(".")):
             raise ConfigurationError(
-                f"{consumer}: order_by={order_by!r} is not the name of a field; write order_by='customer_id', or pass a "
-                "function of the payload"
+                f"{consumer}: order_by={order_by!r} is not the name of a field; write order_by='customer_id', or pass "
+                "a function of the payload"
             )
         return
     if not callable(order_by):

@@ -1,4 +1,4 @@
-"""Four processes of sixteen slots, killed with -9 again and again: each key in its order, and never two of it at once."""
+"""Four processes of sixteen slots, killed with -9 again and again: each key in its order, never two at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,6 @@ def check(log: Path, killed: dict[int, int]) -> None:
         runs[key].append((began, killed.get(process, began), number))
     for key, each in runs.items():
         each.sort()
-        for (_, ended, before), (began, _, after) in zip(each, each[1:], strict=False):
+        for (_, ended, before), (began, _, after) in pairwise(each):
             assert ended <= began, f"two events of {key} at once: {before} and {after}"
             assert before <= after, f"{after} of {key} ran after {before}"

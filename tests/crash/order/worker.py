@@ -1,4 +1,4 @@
-"""A consumer with order in a process of its own, which a test kills: `python -m tests.crash.order.worker DB SOURCE LOG`.
+"""A consumer with order in a process that a test kills: `python -m tests.crash.order.worker DB SOURCE LOG`.
 
 Its handler writes a line to the log when it begins and when it ends.
 """

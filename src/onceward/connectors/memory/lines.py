@@ -40,7 +40,7 @@ class MemoryLines:
                 self._move(self._messages[line[0]], 0.0)
 
     def newcomers(self, now: float, limit: int) -> Sequence[tuple[int, bytes]]:
-        found = []
+        found: list[tuple[int, bytes]] = []
         while self._unlined and len(found) < limit:
             message = self._messages.get(self._unlined.popleft())
             if message is not None:

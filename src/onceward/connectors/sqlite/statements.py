@@ -214,13 +214,12 @@ _FIRST = """
     EXISTS (SELECT 1 FROM turns AS t WHERE t.seq = m.seq AND (t.order_key IS NULL OR NOT EXISTS (
         SELECT 1 FROM turns AS e WHERE e.order_key = t.order_key AND e.turn < t.turn)))
 """
-FIRST_AVAILABLE_AGAIN = AVAILABLE_AGAIN.replace("messages", "messages AS m").replace(
-    "ORDER", f"AND {_FIRST} ORDER"
-)
+FIRST_AGAIN = AVAILABLE_AGAIN.replace("messages", "messages AS m").replace("ORDER", f"AND {_FIRST} ORDER")
 FIRST_READY = READY.replace("messages", "messages AS m").replace("ORDER", f"AND {_FIRST} ORDER")
 _NEW = "AND NOT EXISTS (SELECT 1 FROM turns AS t WHERE t.seq = m.seq)"
 NEW_AGAIN = f"""
-    SELECT seq, {BODY} FROM messages AS m WHERE visible_at > 0 AND visible_at <= ? {_NEW} ORDER BY visible_at, seq LIMIT ?
+    SELECT seq, {BODY} FROM messages AS m WHERE visible_at > 0 AND visible_at <= ? {_NEW}
+    ORDER BY visible_at, seq LIMIT ?
 """
 NEW_READY = f"SELECT seq, {BODY} FROM messages AS m WHERE visible_at = 0 {_NEW} ORDER BY seq LIMIT ?"
 TAKE_TURNS = "UPDATE last_turn SET turn = turn + ? RETURNING turn"

@@ -276,7 +276,7 @@ class SqliteLeaseStore(SqliteLines, Database):
         cursor = self.cursor
         again, ready = sql.AVAILABLE_AGAIN, sql.READY
         if self._in_lines:
-            again, ready = sql.FIRST_AVAILABLE_AGAIN, sql.FIRST_READY
+            again, ready = sql.FIRST_AGAIN, sql.FIRST_READY
         rows: list[AvailableRow] = cursor.execute(again, (now, limit)).fetchall()
         if len(rows) < limit:
             rows += cursor.execute(ready, (limit - len(rows),)).fetchall()
