@@ -31,6 +31,7 @@ TITLES = {
     "PF": "Start and scale",
     "OU": "Failure rules and outages",
     "LI": "Limits",
+    "OR": "Order by key",
     "FA": "Public classes of both modes",
     "ST": "Stability",
 }

@@ -41,6 +41,8 @@ from onceward.failures.rules import OutageRule, RuleBook, Rules, check_dependenc
 from onceward.failures.states import ProcessRecords
 from onceward.limits.limit import Limit
 from onceward.middleware import Middleware, check_middleware
+from onceward.order import OnDead, OrderBy
+from onceward.order.rule import MOST_HELD
 from onceward.outbox import Outbox
 from onceward.schedules import CatchUp, Schedule
 from onceward.schedules.schedule import Slots, cron, every
@@ -188,6 +190,9 @@ class Onceward:
         failures: Rules | None = None,
         depends_on: Sequence[str] = (),
         limit: Limit | None = None,
+        order_by: OrderBy | None = None,
+        on_dead: OnDead = "hold",
+        most_held: int = MOST_HELD,
     ) -> Callable[[Callable[Arguments, Returned]], ConsumerFunction[Arguments, Returned]]:
         """Call the function with every message of the source. The function itself is returned, with `send` and its
         like, which put messages there: see `ConsumerFunction`.
@@ -204,6 +209,10 @@ class Onceward:
 
         `commit="group"` lets events that wait together share one commit, `commit="each"` gives each its own; the
         default is "group" on SQLite and "each" on PostgreSQL.
+
+        `order_by="customer_id"`, or a function of the payload, runs events of one customer one after another, in the
+        order of their arrival. A dead one holds those behind it until it is redriven or discarded, unless
+        `on_dead="continue"`; with `most_held` keys held, the consumer waits.
         """
         if callable(source):
             raise ConfigurationError(
@@ -258,6 +267,7 @@ class Onceward:
                 how,
                 self._rules_of(own, failures, depends_on),
                 limit,
+                (order_by, on_dead, most_held),
             )
             self._check_sharing(consumer)
             consumer.outbox = self.outbox

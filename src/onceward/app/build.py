@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from onceward.inbox import Contract
     from onceward.inbox.evidence.file import EvidenceSettings
+    from onceward.order import OrderRule
 
 
 Layer = Middleware | type[Middleware]
@@ -140,6 +141,8 @@ async def _build_task(
         records = _records(engine, asynchronous)
         if consumer.contract is not None:
             inbox = await _inbox(engine, app, consumer.contract, asynchronous)
+            if consumer.order is not None:
+                chain.insert(0, _order(engine, consumer, consumer.order, asynchronous))
             chain.insert(0, inbox.middleware())
     if limit is not None:
         chain.insert(0, LimitedSteps(app.limiters[consumer.name]))
@@ -156,7 +159,11 @@ def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer
     from onceward.deadletters.source.middleware import DeadLetterMiddleware
     from onceward.inbox.middleware import InboxMiddleware
 
-    inbox = [] if consumer.contract is None else [InboxMiddleware]
+    inbox: list[Layer] = [] if consumer.contract is None else [InboxMiddleware]
+    if consumer.order is not None:
+        from onceward.order.middleware import KeepOrder
+
+        inbox.append(KeepOrder)
     letters = [] if app.settings.database is None else [DeadLetterMiddleware]
     limits: list[list[Layer]] = [[], []] if consumer.limit is None else [[LimitedSteps], [LimitedSource]]
     return [*app.middleware, FailureRules, *limits[0], *inbox, *more, *limits[1], *letters]
@@ -185,6 +192,16 @@ def _limit(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -
     return LimitedSource(app.limiters[consumer.name])
 
 
+def _order(engine: Any, consumer: Consumer, rule: OrderRule, asynchronous: bool) -> Middleware:
+    from onceward.order.holds import HoldReader
+    from onceward.order.middleware import KeepOrder
+    from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
+
+    ports = (AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine)
+    name = consumer_id(consumer)
+    return KeepOrder(rule, HoldReader(ports, name, rule.most_held), name)
+
+
 async def _dead_letters(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -> Middleware:
     from onceward.deadletters import AsyncDeadLetters, DeadLetters
     from onceward.deadletters.source.middleware import DeadLetterMiddleware
@@ -192,7 +209,13 @@ async def _dead_letters(engine: Any, app: Onceward, consumer: Consumer, asynchro
     letters = AsyncDeadLetters(engine) if asynchronous else DeadLetters(engine)
     letters.operations.owner = app.owner
     await _await_if_needed(letters.migrate())
-    return DeadLetterMiddleware(letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
+    order = consumer.order
+    return DeadLetterMiddleware(
+        letters,
+        consumer=consumer_id(consumer),
+        origin=consumer.source.origin,
+        key_of=order.key_of if order is not None and order.holds else None,
+    )
 
 
 async def _inbox(engine: Any, app: Onceward, contract: Contract, asynchronous: bool) -> Any:

@@ -16,6 +16,7 @@ from onceward.errors import ConfigurationError
 from onceward.failures.rules import RuleBook
 from onceward.failures.states import Identity
 from onceward.limits.limit import KeyReader, Limit
+from onceward.order.rule import OrderRule, check_order
 from onceward.outbox import Outbox
 from onceward.task.mixins.policies import ConsumerPolicy
 
@@ -27,6 +28,18 @@ if TYPE_CHECKING:
 
 class Consumer(SendsToSource):
     """A decorated consumer function with its source, contract and policy."""
+
+    contract: Contract | None = None
+    verification: Any = None
+    outbox: Outbox | None = None
+    """What its handler publishes through."""
+    commit: Commit | None = None
+    """How its events are committed; None if the database decides."""
+    limit: Limit | None = None
+    """How many start in a time or run at once, in all processes; None if nothing limits them."""
+    limit_keys: KeyReader | None = None
+    order: OrderRule | None = None
+    """How it keeps order; None if it does not."""
 
     def __init__(
         self,
@@ -41,6 +54,7 @@ class Consumer(SendsToSource):
         commit: Commit | None = None,
         failures: RuleBook | None = None,
         limit: Limit | None = None,
+        order: tuple[Any, Any, Any] | None = None,
     ) -> None:
         self.app = app
         """Its app, which is found among all apps for as long as one of its consumers is known."""
@@ -54,20 +68,17 @@ class Consumer(SendsToSource):
         self.contract = with_model(contract, self.signature.model, name)
         self.policy = policy
         self.commit = commit
-        """How its events are committed; None if the database decides."""
         self.verification = verification
-        self.outbox: Outbox | None = None
-        """What its handler publishes through."""
         self.asynchronous = is_async(function)
         self.takes_batches = self.signature.takes_batches
         self._check_batches(commit)
         self.failures = RuleBook() if failures is None else failures
         """Its failure rules, with those of its app."""
         self.limit = limit
-        """How many start in a time or run at once, in all processes; None if nothing limits them."""
         self.limit_keys = None if limit is None else KeyReader(limit, name, self.signature.model)
         if limit is not None and commit is None and not self.takes_batches and self.contract is not None:
             self.commit = "each"  # a slot is free when the commit is made, not when that of others is
+        self.order = None if order is None else check_order(*order, self.contract, self.source, name)
         self._check_services()
         check_delays(self)
         check_attempts(self)

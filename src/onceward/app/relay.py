@@ -99,14 +99,9 @@ class RelayConsumer(Consumer):
         self.name = RELAY
         self.signature: Any = RelaySignature()
         self.source = OutboxAddress(app)
-        self.contract = None
         self.policy = ConsumerPolicy.model_validate(POLICY)
-        self.verification = None
-        self.outbox = None
-        self.commit = None
         self.asynchronous = self.takes_batches = False
         self.failures = RuleBook()
-        self.limit = self.limit_keys = None
 
 
 def with_relay(app: Onceward, only: tuple[str, ...]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from onceward.connectors.lease_rules import (
     describe_failure,
 )
 from onceward.connectors.leased_deliveries import Held, LeasedDeliveries, LeasedDelivery, decide
+from onceward.connectors.lines import KeyOf, LineBehind, Lines
 from onceward.connectors.owners import new_token
 from onceward.task.exceptions import ExceptionCategory
 from onceward.telemetry.logger import OwnLogger
@@ -166,6 +167,7 @@ class LeasingConnector(Closing):
         self._out = BlockingCoalescer[bytes](self._append)
         self._suspect_after = rules.suspect_after
         self._fetch_wait = FETCH_WAIT
+        self._lines: Lines | None = None
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) is delivered alone."""
@@ -291,6 +293,22 @@ class LeasingConnector(Closing):
         """See `InboxLeaseRules`. An inbox calls this."""
         self.rules = self.rules.beside_inbox()
 
+    def keep_order(self, key_of: KeyOf, *, hold_dead: bool) -> None:
+        """From now on, deliver only the first message of each key: see `onceward.connectors.lines`."""
+        self._lines = Lines(self._store, key_of, hold_dead=hold_dead)
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether it keeps order: then an outcome that is settled makes the next message of its key available."""
+        return self._lines is not None
+
+    def lines_behind(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
+        """What waits behind the first messages of these keys, with at most `limit` of their ids."""
+        if self._lines is None:
+            return {}
+        with self._store.transaction(WRITE_WAIT):
+            return self._lines.behind(keys, limit)
+
     def close(self) -> None:
         """Close the store. Idempotent."""
         self._store.close()
@@ -308,7 +326,8 @@ class LeasingConnector(Closing):
         serving: list[AvailableRow] = []
         transactions: list[Transaction] = []
         buried: list[tuple[Any, ...]] = []
-        while not serving and (rows := self._store.available(now, batch_size)):
+        available = self._store.available if self._lines is None else self._lines.form
+        while not serving and (rows := available(now, batch_size)):
             doomed: list[tuple[Any, ...]] = []
             for row in rows:
                 key, token, deliveries, lost, body = row
@@ -362,6 +381,19 @@ class AsyncLeasingConnector(AsyncClosing):
     def leave_poison_to_inbox(self) -> None:
         """As `LeasingConnector.leave_poison_to_inbox`."""
         self._wire.leave_poison_to_inbox()
+
+    def keep_order(self, key_of: KeyOf, *, hold_dead: bool) -> None:
+        """As `LeasingConnector.keep_order`."""
+        self._wire.keep_order(key_of, hold_dead=hold_dead)
+
+    @property
+    def in_lines(self) -> bool:
+        """As `LeasingConnector.in_lines`."""
+        return self._wire.in_lines
+
+    async def lines_behind_async(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
+        """As `LeasingConnector.lines_behind`."""
+        return await self._call(self._wire.lines_behind, keys, limit)
 
     def holds(self, delivered: Transaction, /) -> bool:
         """As `LeasingConnector.holds`."""

@@ -89,6 +89,9 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     part of its handler's transaction. Changes nothing. None if that cannot be."""
     connections: int = 0
     """How many connections to a PostgreSQL one connector opens at most."""
+    keeps_order: bool = False
+    """Whether its connectors have `keep_order`, which has them deliver only the first message of each key: see
+    `onceward.connectors.lines`."""
     in_process: bool = False
     """Whether messages are visible only inside one process. `onceward run` refuses such a source."""
 

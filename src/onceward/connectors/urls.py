@@ -84,6 +84,11 @@ class Address:
         return "sink" if self.sink else "source"
 
     @property
+    def keeps_order(self) -> bool:
+        """Whether its connectors can deliver only the first message of each key."""
+        return self._scheme.keeps_order
+
+    @property
     def in_process(self) -> bool:
         """Whether its messages are visible only inside this process."""
         return self._scheme.in_process

@@ -2,7 +2,8 @@
 
 `new`: a letter was buried. `many_of_a_type`: more than ten of one type are open. `surge`: more than ten times as many
 in five minutes as usual (less than one counts as one). `same_aggregate`: three or more letters of one aggregate are
-open. `died_again`, `poisoned`: how a redriven letter ended.
+open. `holds_key`: its consumer keeps order, and later events of its key wait for it. `died_again`, `poisoned`: how a
+redriven letter ended.
 
 Large numbers are not reported with every letter: only when they pass the limit, when they are twice as large as last
 reported, and otherwise with the first letter after ten minutes.
@@ -39,6 +40,7 @@ LEVELS: Final = {
     "many_of_a_type": logging.WARNING,
     "surge": logging.CRITICAL,
     "same_aggregate": logging.CRITICAL,
+    "holds_key": logging.ERROR,
     "died_again": logging.WARNING,
     "poisoned": logging.ERROR,
 }
@@ -75,6 +77,8 @@ class Alerts:
             if metrics is not None:
                 metrics["buried"].add(1, {"consumer": burial.consumer, "category": str(burial.category)})
             alerts = [("new", f"{burial.category}: {burial.error or burial.reason}")]
+            if burial.order_key is not None:
+                alerts.append(("holds_key", "later events of its key wait until it is redriven or discarded"))
             found = () if counts is None else _letter_counts(burial, counts)
             alerts += [(each.kind, each.words) for each in found if self._is_news(each)]
             for kind, words in alerts:

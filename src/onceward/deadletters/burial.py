@@ -54,6 +54,8 @@ class Burial(msgspec.Struct, frozen=True, kw_only=True):
     event_type: str = ""
     aggregate_id: str | None = None
     sequence: int | None = None
+    order_key: str | None = None
+    """The key that it holds, if its consumer keeps order."""
     event_at: float | None = None
     """The event's own time, in seconds since 1970, if the body does not have it."""
     trace_id: str | None = None

@@ -119,6 +119,7 @@ def _bury(transaction: DbTransaction, rows: Sql, burial: Burial, event: BuriedEv
         "reason": burial.reason,
         "error": burial.error,
         "group": group_of(burial.error),
+        "order_key": burial.order_key,
         "kept": KEPT_SECONDS,
     }
     identity = {
@@ -183,11 +184,11 @@ _BURY = """
     INSERT INTO onceward_dead_letters (
         consumer, message_id, origin, event_type, aggregate_id, sequence, event_at, category, reason, error, attempts,
         history, body, body_sha256, trace_id, first_failed_at, died_at, keep_until, tracking_id, payload_sha256,
-        error_group)
+        error_group, order_key)
     VALUES (
         :consumer, :message_id, :origin, :event_type, :aggregate_id, :sequence, :event_at, :category, :reason, :error,
         :attempts, :history, :body, :digest, :trace_id, coalesce(CAST(:first AS double precision), {now}),
-        {now}, {now} + :kept, :tracking_id, :payload_digest, :group)
+        {now}, {now} + :kept, :tracking_id, :payload_digest, :group, :order_key)
     ON CONFLICT (consumer, message_id, body_sha256) DO NOTHING
 """
 _FIND = """
@@ -198,7 +199,7 @@ _FIND = """
 _BURY_AGAIN = """
     UPDATE onceward_dead_letters SET
         status = :status, category = :category, reason = :reason, error = :error, error_group = :group,
-        attempts = attempts + :attempts,
+        order_key = coalesce(:order_key, order_key), attempts = attempts + :attempts,
         deaths = deaths + 1, history = :history, died_at = {now}, keep_until = {now} + :kept, settled_at = NULL
     WHERE id = :id
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -86,6 +87,12 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """When its payload was last corrected; None if it never was."""
     edited_by: str | None = None
     edit_cause: str | None = None
+    order_key: str | None = None
+    """The key that it holds while it is open or redriven, if its consumer keeps order."""
+    waiting: int | None = None
+    """Events that wait behind it, as its consumer last noted; None if it has noted nothing."""
+    waiting_ids: tuple[str, ...] = ()
+    """The first of them."""
 
 
 def transaction_of(
@@ -148,6 +155,9 @@ def from_row(row: dict[str, Any]) -> DeadLetter:
         edited_at=None if row["edited_at"] is None else moment(row["edited_at"]),
         edited_by=row["edited_by"],
         edit_cause=row["edit_cause"],
+        order_key=row["order_key"],
+        waiting=row["waiting"],
+        waiting_ids=() if row["waiting_ids"] is None else tuple(json.loads(row["waiting_ids"])),
     )
 
 

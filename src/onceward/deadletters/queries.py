@@ -169,8 +169,16 @@ def _escape_pattern(text: str) -> str:
 _COLUMNS = """
     id, consumer, message_id, origin, event_type, aggregate_id, sequence, category, reason, error, attempts, deaths,
     history, trace_id, first_failed_at, died_at, keep_until, hold, status, rca_id, redrive_id, redrives, available_at,
-    settled_at, length(body) AS size, body_sha256, edited_at, edited_by, edit_cause
-"""
+    settled_at, length(body) AS size, body_sha256, edited_at, edited_by, edit_cause,
+    order_key, (SELECT waiting FROM onceward_held_keys k WHERE {key_of_letter}) AS waiting,
+    (SELECT message_ids FROM onceward_held_keys k WHERE {key_of_letter}) AS waiting_ids
+""".replace(
+    "{key_of_letter}",
+    """
+        k.consumer = onceward_dead_letters.consumer AND k.order_key = onceward_dead_letters.order_key
+        AND onceward_dead_letters.status IN ('open', 'redriven')
+    """,
+)
 _MAY_GO = "status IN ('resolved', 'discarded') AND hold IS NULL AND keep_until <= {now}"
 # The condition is repeated: the outer one is evaluated again if another transaction changed the row meanwhile.
 _PURGE = f"""

@@ -14,6 +14,8 @@ class DatabaseBacklog(NamedTuple):
     """Open dead letters by consumer and category."""
     parked: Mapping[str, int] = {}
     """Events that wait for an earlier one, by consumer."""
+    held_keys: Mapping[str, int] = {}
+    """Keys that dead letters hold, by consumer."""
 
 
 def database_backlog(database: str) -> DatabaseBacklog:
@@ -23,13 +25,19 @@ def database_backlog(database: str) -> DatabaseBacklog:
             return DatabaseBacklog()
         dead = connection.exec_driver_sql(_DEAD).all()
         parked = connection.exec_driver_sql(_PARKED).all()
+        held = connection.exec_driver_sql(_HELD).all()
     return DatabaseBacklog(
         {(consumer, category): letters for consumer, category, letters in dead},
         dict(tuple(row) for row in parked),
+        dict(tuple(row) for row in held),
     )
 
 
 _DEAD = """
     SELECT consumer, category, count(*) FROM onceward_dead_letters WHERE status = 'open' GROUP BY consumer, category
+"""
+_HELD = """
+    SELECT consumer, count(DISTINCT order_key) FROM onceward_dead_letters
+    WHERE order_key IS NOT NULL AND status IN ('open', 'redriven') GROUP BY consumer
 """
 _PARKED = "SELECT consumer_id, count(*) FROM onceward_parked GROUP BY consumer_id"

@@ -22,6 +22,8 @@ def conduct_of(app: Onceward, consumer: Consumer) -> list[tuple[str, str]]:
         lines.append(("depends on", ", ".join(book.depends_on)))
     if consumer.limit is not None:
         lines.append(("limit", str(consumer.limit)))
+    if consumer.order is not None:
+        lines.append(("order", consumer.order.words))
     held = _hold(app, consumer)
     return lines if held is None else [*lines, ("held", held)]
 

@@ -83,6 +83,11 @@ class Samples:
         found = self.database.current
         return None if found is None else found.parked.get(self._id(consumer), 0)
 
+    def held_keys(self, consumer: str) -> int:
+        """How many of its keys dead letters hold."""
+        found = self.database.current
+        return 0 if found is None else found.held_keys.get(self._id(consumer), 0)
+
     def _id(self, name: str) -> str:
         return consumer_id(self.consumers[name]) if name in self.consumers else name
 

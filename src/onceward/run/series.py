@@ -248,6 +248,11 @@ def _of_database(samples: Samples) -> Iterator[Metric]:
         "Events that wait for an earlier one of their aggregate.",
         (Labeled({"consumer": name}, samples.parked(name) or 0) for name in samples.consumers if known),
     )
+    yield _family(
+        "onceward_consumer_held_keys",
+        "Keys whose later events wait for a dead one.",
+        (Labeled({"consumer": name}, samples.held_keys(name)) for name in samples.consumers if known),
+    )
     yield from _of_readings("database", "the database", [({}, samples.database)])
 
 

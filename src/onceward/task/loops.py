@@ -43,6 +43,7 @@ def consume(loop: Loop) -> Script[StopReason]:
             reason = StopReason.LIMIT
         if reason is not None:
             break
+        in_flight = loop.source is not None and loop.source.prompt and loop.slots.pending > 0
         batch = yield from fetch(loop, loop.room())
         if batch is None:
             continue
@@ -52,7 +53,9 @@ def consume(loop: Loop) -> Script[StopReason]:
             yield from attend(loop, low_water)
             continue
         if not policy.streaming:
-            if loop.slots.pending > 0:  # what is in flight may make more available, for instance of its key
+            if (
+                in_flight or loop.slots.pending > 0
+            ):  # what is in flight may make more available, for instance of its key
                 loop.slots.wake_at = 0
                 yield from attend(loop, 0)
                 loop.slots.wake_at = low_water

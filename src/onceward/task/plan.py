@@ -216,6 +216,7 @@ def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) ->
         extend=steps["extend"],
         wait=wait,
         lease=lease,
+        prompt=getattr(connector, "in_lines", False),
         extend_from_thread=getattr(connector, "extend_from_thread", None) if task.asynchronous else None,
     )
 

@@ -44,6 +44,8 @@ logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 SETTLE_INTERVAL = 0.2
 """Seconds an outcome waits at most to be settled with others, while transactions are in flight."""
+PROMPTLY = 0.01
+"""The same for a source that has more to deliver once an outcome is settled."""
 LONGEST_WAIT = 5.0
 """Seconds until a source that waits for work is asked again in any case."""
 
@@ -82,6 +84,8 @@ class Source(msgspec.Struct, kw_only=True):
     wait: Callable[[float], Any] | None = None
     """Waits until there may be work; None if the source cannot."""
     lease: float = inf
+    prompt: bool = False
+    """Whether an outcome that is settled makes other messages available."""
     extend_from_thread: Callable[[Sequence[Transaction]], None] | None = None
     """Extends leases while the event loop is blocked; None in threads, or if the connector cannot."""
 
@@ -129,6 +133,7 @@ class Loop(Work):
         self.open: dict[int, Transaction] = {}
         """Deliveries that are not settled yet, by identity."""
         self.settled_at = 0.0
+        self.settle_interval = PROMPTLY if source is not None and source.prompt else SETTLE_INTERVAL
         self.extend_due = inf
         if source is not None and source.settle is not None:
             slots.settled = deque()
@@ -192,6 +197,8 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
     """Fetch one batch under the fetch policy. None if the loop has a reason to end instead."""
     source = loop.source
     assert source is not None
+    if source.prompt:
+        yield from settle(loop)
 
     def call(*arguments: Any) -> Any:
         # A connector may change its arguments; the policy must stay the same.
@@ -364,7 +371,7 @@ def patience(loop: Loop) -> float:
     until = min(loop.deadline, loop.extend_due)
     slots = loop.slots
     if slots.settled is not None and (slots.settled or slots.deferred or slots.pending > 0):
-        until = min(until, now + SETTLE_INTERVAL)
+        until = min(until, now + loop.settle_interval)
     return max(until - now, 0.0)
 
 
@@ -375,7 +382,7 @@ def chores(loop: Loop) -> Script[None]:
         return  # `give_back` settles the rest, without a time limit
     now = loop.ports.now()
     extend_now = now >= loop.extend_due
-    if extend_now or len(settled) >= loop.policy.batch.size or now - loop.settled_at >= SETTLE_INTERVAL:
+    if extend_now or len(settled) >= loop.policy.batch.size or now - loop.settled_at >= loop.settle_interval:
         yield from settle(loop)
     if extend_now:
         yield from extend(loop)

@@ -39,6 +39,9 @@ dlq = typer.Typer(
 )
 
 
+ORDER_FIELDS = ("order_key", "waiting", "waiting_ids")
+
+
 @dlq.command("list")
 @add_filter_options()
 def list_(
@@ -96,10 +99,11 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
     """A row narrow enough for a terminal; a hold is shown only if there is one."""
     held = None if letter.hold is None else f"held: {letter.hold}"
     edited = None if letter.edited_at is None else f"edited by {letter.edited_by}"
+    behind = f"{letter.waiting:,} wait behind it" if letter.waiting else None
     return {
         "id": letter.id,
         "consumer": letter.consumer,
-        "what": tuple(filter(None, (letter.event_type, letter.category, held, edited))),
+        "what": tuple(filter(None, (letter.event_type, letter.category, held, edited, behind))),
         "status": letter.status,
         "attempts": letter.attempts,
         "deaths": letter.deaths,
@@ -153,6 +157,8 @@ def show(
     labels = {"attempts": "deliveries"}
     if edited is None:
         plain = {name: value for name, value in plain.items() if not name.startswith("edit")}
+    if plain["order_key"] is None:
+        plain = {name: value for name, value in plain.items() if name not in ORDER_FIELDS}
     rows = [{"field": labels.get(name, name), "value": value} for name, value in plain.items()]
     what = "body" if body is delivered else "edited body (--original shows what was delivered)"
     rows.append({"field": what, "value": _format_body(body)})

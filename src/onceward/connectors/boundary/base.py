@@ -24,6 +24,7 @@ from onceward.connectors.boundary.facts import as_body, as_fact
 from onceward.connectors.boundary.window import WindowQueue
 from onceward.connectors.codec import current_trace_context
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
+from onceward.connectors.lines import KeyOf, LineBehind
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction
@@ -209,6 +210,24 @@ class FactConnector(Generic[C]):
         `WithDeadLetters` calls this; without it, a fact is redelivered until it succeeds.
         """
         self._queue.bury_failures()
+
+    def keep_order(self, key_of: KeyOf, *, hold_dead: bool) -> None:
+        """As `LeasingConnector.keep_order`, for the facts that are held here. Every process with this cursor holds all
+        of them, and goes past one only when it is done."""
+        self._queue.keep_order(key_of, hold_dead=hold_dead)
+
+    def lines_behind(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
+        """As `LeasingConnector.lines_behind`, of the facts that are held here."""
+        return self._queue.lines_behind(keys, limit)
+
+    async def lines_behind_async(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
+        """As `LeasingConnector.lines_behind`, of the facts that are held here."""
+        return self._queue.lines_behind(keys, limit)
+
+    @property
+    def in_lines(self) -> bool:
+        """As `LeasingConnector.in_lines`."""
+        return self._queue.in_lines
 
     def _extend(self, transactions: Sequence[Transaction]) -> None:
         self._check_open()

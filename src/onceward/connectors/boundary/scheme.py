@@ -172,6 +172,7 @@ def _trust(address: Address) -> ssl.SSLContext | None:
 
 SCHEME = Scheme(
     names=("boundary+http", "boundary+https"),
+    keeps_order=True,
     settings={
         **LEASE_SETTINGS,
         "consumer": Setting(divides=True),

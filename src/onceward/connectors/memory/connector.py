@@ -30,6 +30,7 @@ from onceward.connectors.leases import (
     LeasingConnector,
     seconds_until_due,
 )
+from onceward.connectors.memory.lines import MemoryLines
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
 
@@ -118,7 +119,7 @@ class _Message:
         self.history = ""
 
 
-class MemoryLeaseStore:
+class MemoryLeaseStore(MemoryLines):
     """A `LeaseStore` in a dict, with two heaps over it.
 
     A heap entry is valid only while its message still has that `visible_at`: moving a message pushes a new
@@ -155,6 +156,8 @@ class MemoryLeaseStore:
         messages = {key: _Message(key, body, now) for key, body in keyed}
         self._ready.extend(messages)  # larger than all keys before: still a heap
         self._messages.update(messages)
+        if self._in_lines:
+            self._unlined.extend(messages)
         self.bell.ring()
 
     def due(self) -> float | None:
@@ -205,6 +208,7 @@ class MemoryLeaseStore:
                 missed.append(held)
             else:
                 del self._messages[held[0]]
+        self._left()
         return missed
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
@@ -265,6 +269,7 @@ class MemoryLeaseStore:
         )
         del self._messages[key]
         self._dead.append(dead)
+        self._left()
         return True
 
     def counts(self, now: float) -> dict[str, int]:
@@ -282,6 +287,7 @@ class MemoryLeaseStore:
     def forget_dead(self, keys: Sequence[tuple[int, float]]) -> None:
         forgotten = set(keys)
         self._dead = [dead for dead in self._dead if dead.key not in forgotten]
+        self._left()
 
     acknowledge_dead = forget_dead
 
@@ -298,7 +304,7 @@ class MemoryLeaseStore:
         return message is not None and message.visible_at == visible_at
 
     def _take(self, key: int, visible_at: float, taken: dict[int, _Message]) -> None:
-        if self._is_current(key, visible_at):
+        if self._is_current(key, visible_at) and (not self._in_lines or key in self._lined_up):
             taken[key] = self._messages[key]
 
     def _move(self, message: _Message, visible_at: float) -> None:

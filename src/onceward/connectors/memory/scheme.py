@@ -70,6 +70,7 @@ def counts(address: Address) -> SourceCounts:
 
 SCHEME = Scheme(
     names=("memory",),
+    keeps_order=True,
     settings=LEASE_SETTINGS,
     check=check,
     open=open_queue,

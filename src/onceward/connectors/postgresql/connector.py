@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from sqlalchemy.engine import URL
 
+from onceward.backoff import Backoff
 from onceward.connectors.background import BackgroundConnector
 from onceward.connectors.codec import DecodeError, decode, encode_all
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
@@ -21,6 +22,8 @@ from onceward.db.transaction import DbTransaction
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Transaction
 
+LOOK_AGAIN = Backoff(0.005, cap=0.5)
+"""Between two looks for messages that wait in line."""
 SHORTEST_WAIT = 0.005
 """Seconds. A message that another transaction is just taking looks available."""
 
@@ -37,6 +40,7 @@ class PostgreSqlConnector(LeasingConnector):
     def __init__(self, url: str | URL, queue: str, **settings: Unpack[LeaseSettings]) -> None:
         self._rows = PostgreSqlLeaseStore(database_of(url), queue)
         super().__init__(self._rows, LeaseRules(**settings))
+        self._empty_looks = 0
         self.line = ListenLine(
             self._rows.engine, self._rows.channel, f"queue {queue}", presence=(WAITING, queue)
         )
@@ -48,6 +52,7 @@ class PostgreSqlConnector(LeasingConnector):
         if taken is None:
             taken = super().fetch_transactions(batch_size, **extra)
         self.line.looked(bool(taken))
+        self._empty_looks = 0 if taken else self._empty_looks + 1
         if len(taken) == batch_size:
             self.line.step_aside()
         return taken
@@ -61,8 +66,8 @@ class PostgreSqlConnector(LeasingConnector):
 
     def _take_new(self, size: int) -> Sequence[Transaction] | None:
         """Take messages that nobody was given before, in one round trip. None if others are to be looked at."""
-        if self._suspect_after < 1:
-            return None  # each is a suspect
+        if self._suspect_after < 1 or self._lines is not None:
+            return None  # each is a suspect, or has to line up
         token = self._new_token()
         rows = self._rows.claim_new(size, token, self.lease)
         if rows is None:
@@ -85,7 +90,14 @@ class PostgreSqlConnector(LeasingConnector):
 
     def begin_wait(self) -> float:
         """Listen for messages. Return how long until one is available, if none arrives."""
-        return 0.0 if self.line.begin() else max(self._rows.seconds_until_due(), SHORTEST_WAIT)
+        if self.line.begin():
+            return 0.0
+        due = max(self._rows.seconds_until_due(), SHORTEST_WAIT)
+        if (
+            self._lines is not None and self._rows.has_parked()
+        ):  # nobody tells when their predecessors are done
+            return min(due, LOOK_AGAIN.delay(self._empty_looks))
+        return due
 
     def joins(self, transaction: DbTransaction) -> bool:
         """Whether its queue is in the database of this transaction: see `onceward.inbox.sessions.acknowledgment`."""

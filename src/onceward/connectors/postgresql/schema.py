@@ -62,6 +62,27 @@ def next_due(schema: str, queue: str) -> str:
     """
 
 
+LINES = (
+    """
+    CREATE TABLE IF NOT EXISTS onceward_queue_turns (
+        queue text COLLATE "C" NOT NULL,
+        seq bigint NOT NULL,
+        turn bigint GENERATED ALWAYS AS IDENTITY,
+        order_key text COLLATE "C",
+        is_first boolean NOT NULL,
+        dead bigint,
+        PRIMARY KEY (queue, seq)
+    ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000)
+    """,
+    """
+    CREATE INDEX IF NOT EXISTS onceward_queue_turns_by_key ON onceward_queue_turns (queue, order_key, turn)
+    """,
+    """
+    CREATE INDEX IF NOT EXISTS onceward_queue_turns_first ON onceward_queue_turns (queue, seq) WHERE is_first
+    """,
+)
+"""The lines of queues whose consumers keep order. `dead` is the number of the dead letter that holds its line."""
+
 SCHEMA = (
     "CREATE TABLE onceward_queue_schema (version integer NOT NULL, id uuid NOT NULL)",
     f"INSERT INTO onceward_queue_schema VALUES ({VERSION}, gen_random_uuid())",
@@ -285,11 +306,12 @@ SCHEMA = (
         END IF;
     END $$
     """.replace("{due}", f"coalesce(({next_due('', 'given_queue')}), 'infinity')"),
+    *LINES,
 )
 
 TABLES = tuple(
     f"onceward_queue_{name}"
-    for name in ("schema", "messages", "delayed", "dead_letters", "log", "totals", "forgotten")
+    for name in ("schema", "messages", "delayed", "dead_letters", "log", "totals", "forgotten", "turns")
 )
 
 _FIND = """

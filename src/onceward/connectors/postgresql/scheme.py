@@ -56,6 +56,7 @@ def joins(address: Address, connection: Connection) -> bool:
 
 SCHEME = Scheme(
     names=("postgresql", "postgres"),
+    keeps_order=True,
     settings={**LEASE_SETTINGS, "queue": Setting(), **dict.fromkeys(CONNECTION_SETTINGS, Setting())},
     check=check,
     identity=identity_of,

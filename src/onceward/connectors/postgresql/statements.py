@@ -4,7 +4,7 @@
 it is leased. Times that are given are seconds from now.
 """
 
-from onceward.connectors.postgresql.schema import NOW, next_due
+from onceward.connectors.postgresql.schema import NOW, ROW, next_due
 
 BEGIN = """
     SELECT set_config('lock_timeout', %s, true), set_config('enable_seqscan', 'off', true),
@@ -23,6 +23,69 @@ READY = f"""
     ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
 """
 """Skips what is leased, or being claimed by another."""
+_TURN = "SELECT 1 FROM {s}.onceward_queue_turns t WHERE t.queue = onceward_queue_messages.queue AND t.seq ="
+_FIRST = f"AND EXISTS ({_TURN} onceward_queue_messages.seq AND t.is_first)"
+FIRST_READY = READY.replace("ORDER BY", f"{_FIRST} ORDER BY")
+LOCK_LINES = "SELECT pg_advisory_xact_lock(hashtextextended('onceward_queue_turns ' || %s, 0))"
+HAS_LINES = "SELECT to_regclass('{s}.onceward_queue_turns') IS NOT NULL"
+LEAVE_LINES = """
+    DELETE FROM {s}.onceward_queue_turns t WHERE queue = %s AND is_first
+        AND NOT EXISTS (SELECT 1 FROM {s}.onceward_queue_messages m WHERE m.queue = t.queue AND m.seq = t.seq)
+        AND NOT EXISTS (SELECT 1 FROM {s}.onceward_queue_delayed d WHERE d.queue = t.queue AND d.seq = t.seq)
+        AND NOT EXISTS (SELECT 1 FROM {s}.onceward_queue_dead_letters l WHERE l.queue = t.queue AND l.number = t.dead)
+    RETURNING order_key
+"""
+"""Ends the places of those that are gone, and returns whose lines have no first one now."""
+COME_FIRST = f"""
+    WITH nearest AS MATERIALIZED (
+        SELECT (
+            SELECT t.seq FROM {{s}}.onceward_queue_turns t WHERE t.queue = %(queue)s AND t.order_key = given.order_key
+            ORDER BY t.turn LIMIT 1
+        ) AS seq
+        FROM unnest(%(keys)s::text[]) AS given (order_key)
+    ), marked AS (
+        UPDATE {{s}}.onceward_queue_turns t SET is_first = true FROM nearest
+        WHERE t.queue = %(queue)s AND t.seq = nearest.seq RETURNING t.seq
+    ), gone AS (
+        DELETE FROM {{s}}.onceward_queue_delayed d USING marked
+        WHERE d.queue = %(queue)s AND d.seq = marked.seq AND d.visible_at = 'infinity' RETURNING d.*
+    )
+    INSERT INTO {{s}}.onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone
+"""
+NEWCOMERS = f"""
+    SELECT seq, body FROM {{s}}.onceward_queue_messages
+    WHERE queue = %s AND leased_until <= {NOW} AND NOT EXISTS ({_TURN} onceward_queue_messages.seq)
+    ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
+"""
+LINES_OF = """
+    SELECT DISTINCT order_key FROM {s}.onceward_queue_turns WHERE queue = %s AND order_key = ANY(%s::text[])
+"""
+LINE_UP = """
+    INSERT INTO {s}.onceward_queue_turns (queue, seq, order_key, is_first)
+    SELECT %s, given.seq, given.order_key, given.is_first
+    FROM unnest(%s::bigint[], %s::text[], %s::boolean[]) AS given (seq, order_key, is_first)
+"""
+PARK = f"""
+    WITH gone AS (
+        DELETE FROM {{s}}.onceward_queue_messages WHERE queue = %s AND seq = ANY(%s::bigint[]) RETURNING *
+    )
+    INSERT INTO {{s}}.onceward_queue_delayed (visible_at, {ROW}) SELECT 'infinity', {ROW} FROM gone
+"""
+"""Those that wait in line are where no claim passes them, and their time never comes."""
+HAS_PARKED = """
+    SELECT EXISTS (SELECT 1 FROM {s}.onceward_queue_delayed WHERE queue = %s AND visible_at = 'infinity')
+"""
+HOLD_LINE = "UPDATE {s}.onceward_queue_turns SET dead = %s WHERE queue = %s AND seq = %s"
+COUNT_BEHIND = """
+    SELECT count(*) FROM {s}.onceward_queue_turns WHERE queue = %s AND order_key = %s AND dead IS NULL
+"""
+BEHIND = """
+    SELECT coalesce(m.body, d.body) FROM {s}.onceward_queue_turns t
+    LEFT JOIN {s}.onceward_queue_messages m ON m.queue = t.queue AND m.seq = t.seq
+    LEFT JOIN {s}.onceward_queue_delayed d ON d.queue = t.queue AND d.seq = t.seq
+    WHERE t.queue = %s AND t.order_key = %s AND t.dead IS NULL AND coalesce(m.body, d.body) IS NOT NULL
+    ORDER BY t.turn LIMIT %s
+"""
 LEASE = "SELECT {s}.onceward_queue_lease(%s, %s::bigint[], %s::integer[], %s::integer[], %s, %s)"
 MOVE_DUE = "SELECT {s}.onceward_queue_move_due(%s, %s)"
 NEXT_DUE = next_due("{s}.", "%(queue)s")
@@ -62,7 +125,7 @@ BURY = f"""
         (queue, transaction_id, reason, category, error, deliveries, enqueued_at, died_at, body, history)
     SELECT queue, %(id)s, %(reason)s, coalesce(%(category)s, category), coalesce(%(error)s, error), deliveries,
         enqueued_at, {NOW}, body, history || %(history)s
-    FROM gone
+    FROM gone RETURNING number
 """
 
 COUNTS = f"""

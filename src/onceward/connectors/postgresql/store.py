@@ -21,6 +21,7 @@ from onceward.connectors.leased_deliveries import Held
 from onceward.connectors.leases import WRITE_WAIT, AvailableRow, seconds_until_due
 from onceward.connectors.postgresql import statements as sql
 from onceward.connectors.postgresql.join import is_joint
+from onceward.connectors.postgresql.lines import PostgreSqlLines
 from onceward.connectors.postgresql.schema import BATCH, CHANNEL, QueueTables, create_tables, find_tables
 from onceward.db.engines import connect_arguments, hide_values
 from onceward.task.exceptions import ExceptionCategory
@@ -40,7 +41,7 @@ FOLD_EVERY = 10_000
 """Messages that a connector ends or appends before it shortens the log."""
 
 
-class PostgreSqlLeaseStore:
+class PostgreSqlLeaseStore(PostgreSqlLines):
     """A `LeaseStore` in the tables of `schema`. Its times are seconds from now: `now` is 0, and the server adds its
     clock. Threads have a transaction each, at the same time."""
 
@@ -184,7 +185,8 @@ class PostgreSqlLeaseStore:
         return rows
 
     def _ready(self, after: int, limit: int) -> list[AvailableRow]:
-        return [tuple(row) for row in self._run(sql.READY, (self.queue, after, limit))]
+        ready = sql.FIRST_READY if self._in_lines else sql.READY
+        return [tuple(row) for row in self._run(ready, (self.queue, after, limit))]
 
     def _move_due(self, limit: int) -> int:
         self._move_at = time.monotonic() + MOVE_EVERY
@@ -304,7 +306,10 @@ class PostgreSqlLeaseStore:
             "error": error and storable(error),
             "history": storable(history),
         }
-        return bool(self._run(sql.BURY, values).rowcount == 1)
+        number = self._run(sql.BURY, values).scalar()
+        if self._holds_lines and number is not None:
+            self._run(sql.HOLD_LINE, (number, self.queue, key)).close()
+        return number is not None
 
     def counts(self, now: float) -> dict[str, int]:
         counts = self._run(sql.COUNTS, {"queue": self.queue}).one()

@@ -221,6 +221,7 @@ def _connect(path: Path) -> Iterator[QueueConnection]:
 
 SCHEME = Scheme(
     names=("sqlite",),
+    keeps_order=True,
     settings={**LEASE_SETTINGS, "queue": Setting(), "synchronous": Setting(str.upper)},
     check=check,
     identity=identity_of,

@@ -123,8 +123,9 @@ UPGRADES = {
 }
 """From each version to the next."""
 
-_TABLES = "messages|dead_letters|tallies|ended|forgotten|clock"
-_TABLE = re.compile(rf"\b(TABLE|INTO|FROM|UPDATE|ON|INDEX)(\s+)((?:{_TABLES})(?:_by_visible_at)?)\b")
+_TABLES = "messages|dead_letters|tallies|ended|forgotten|clock|turns|last_turn"
+_WORDS = "TABLE|INTO|FROM|UPDATE|ON|INDEX|JOIN|EXISTS|TRIGGER"
+_TABLE = re.compile(rf"\b({_WORDS})(\s+)((?:{_TABLES})(?:_by_visible_at|_by_key|_leave)?)\b")
 
 
 @lru_cache(500)
@@ -159,7 +160,9 @@ BEGIN_CLOCK = """
     ON CONFLICT DO UPDATE SET boot = excluded.boot, ahead = excluded.ahead, since = excluded.since
 """
 END_LEASES = "UPDATE messages SET visible_at = :now WHERE visible_at > :now AND token IS NOT NULL"
-END_DELAYS = "UPDATE messages SET visible_at = :now WHERE visible_at > :now AND token IS NULL"
+END_DELAYS = """
+    UPDATE messages SET visible_at = :now WHERE visible_at > :now AND visible_at < 9e999 AND token IS NULL
+"""
 
 DUE = "SELECT min(visible_at) FROM messages"
 APPEND = "INSERT INTO messages (enqueued_at, body) VALUES (?, ?)"
@@ -178,6 +181,58 @@ AVAILABLE_AGAIN = f"""
 READY = f"SELECT {_ROW} FROM messages WHERE visible_at = 0 ORDER BY seq LIMIT ?"
 STRANDED = f"SELECT {_ROW} FROM messages WHERE visible_at < 0 OR visible_at >= '' ORDER BY seq LIMIT ?"
 """Rows with a `visible_at` that is not a time. In SQLite's order, text and bytes come after every number."""
+PARKED = "9e999"
+"""The `visible_at` of a message that waits in its line; infinity."""
+
+
+def _leave(table: str, place: str) -> str:
+    """A trigger: what leaves the table leaves its line, and if it was first, the next one is."""
+    return f"""
+        CREATE TRIGGER IF NOT EXISTS {table}_leave AFTER DELETE ON {table} BEGIN
+            UPDATE messages SET visible_at = 0 WHERE visible_at = {PARKED} AND seq = (
+                SELECT n.seq FROM turns AS g JOIN turns AS n ON n.order_key = g.order_key AND n.turn > g.turn
+                WHERE g.seq = {place}
+                    AND NOT EXISTS (SELECT 1 FROM turns AS e WHERE e.order_key = g.order_key AND e.turn < g.turn)
+                ORDER BY n.turn LIMIT 1);
+            DELETE FROM turns WHERE seq = {place};
+        END
+    """
+
+
+LINES = (
+    "CREATE TABLE IF NOT EXISTS turns (seq INTEGER PRIMARY KEY, turn INTEGER NOT NULL, order_key TEXT)",
+    "CREATE INDEX IF NOT EXISTS turns_by_key ON turns (order_key, turn)",
+    "CREATE TABLE IF NOT EXISTS last_turn (one INTEGER PRIMARY KEY CHECK (one = 1), turn INTEGER NOT NULL)",
+    "INSERT OR IGNORE INTO last_turn (one, turn) VALUES (1, 0)",
+    _leave("messages", "OLD.seq"),
+    _leave("dead_letters", "-OLD.seq"),
+)
+"""The lines of a queue whose consumer keeps order; created when the first one does. A dead letter that holds its line
+has the place minus its own `seq`. SQLite may give the `seq` of a message that is gone to another, so the trigger, in
+whichever transaction removes a message, takes it out of its line."""
+_FIRST = """
+    EXISTS (SELECT 1 FROM turns AS t WHERE t.seq = m.seq AND (t.order_key IS NULL OR NOT EXISTS (
+        SELECT 1 FROM turns AS e WHERE e.order_key = t.order_key AND e.turn < t.turn)))
+"""
+FIRST_AGAIN = AVAILABLE_AGAIN.replace("messages", "messages AS m").replace("ORDER", f"AND {_FIRST} ORDER")
+FIRST_READY = READY.replace("messages", "messages AS m").replace("ORDER", f"AND {_FIRST} ORDER")
+_NEW = "AND NOT EXISTS (SELECT 1 FROM turns AS t WHERE t.seq = m.seq)"
+NEW_AGAIN = f"""
+    SELECT seq, {BODY} FROM messages AS m WHERE visible_at > 0 AND visible_at <= ? {_NEW}
+    ORDER BY visible_at, seq LIMIT ?
+"""
+NEW_READY = f"SELECT seq, {BODY} FROM messages AS m WHERE visible_at = 0 {_NEW} ORDER BY seq LIMIT ?"
+TAKE_TURNS = "UPDATE last_turn SET turn = turn + ? RETURNING turn"
+LINE_UP = "INSERT INTO turns (seq, turn, order_key) VALUES (?, ?, ?)"
+PARK = f"""
+    UPDATE messages SET visible_at = {PARKED}
+    WHERE seq = ? AND EXISTS (SELECT 1 FROM turns WHERE order_key = ? AND turn < ?)
+"""
+HOLD_LINE = "UPDATE turns SET seq = -? WHERE seq = ?"
+COUNT_BEHIND = "SELECT count(*) FROM turns WHERE order_key = ? AND seq > 0"
+BEHIND = f"""
+    SELECT {BODY} FROM turns AS t JOIN messages AS m ON m.seq = t.seq WHERE order_key = ? ORDER BY turn LIMIT ?
+"""
 LEASE = "UPDATE messages SET visible_at = ?, token = ?, deliveries = ?, lost = ? WHERE seq = ?"
 EXTEND = "UPDATE messages SET visible_at = ? WHERE seq = ? AND token = ?"
 RELEASE = """

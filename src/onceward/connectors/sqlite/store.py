@@ -22,6 +22,7 @@ from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead
 from onceward.connectors.leased_deliveries import Held
 from onceward.connectors.leases import AvailableRow
 from onceward.connectors.sqlite import statements as sql
+from onceward.connectors.sqlite.lines import SqliteLines
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
@@ -233,7 +234,7 @@ class Database:
         return version < sql.SCHEMA_VERSION
 
 
-class SqliteLeaseStore(Database):
+class SqliteLeaseStore(SqliteLines, Database):
     """A `LeaseStore` in one file. `statements` has the SQL."""
 
     _ahead: float | None = None
@@ -273,9 +274,12 @@ class SqliteLeaseStore(Database):
 
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
         cursor = self.cursor
-        rows: list[AvailableRow] = cursor.execute(sql.AVAILABLE_AGAIN, (now, limit)).fetchall()
+        again, ready = sql.AVAILABLE_AGAIN, sql.READY
+        if self._in_lines:
+            again, ready = sql.FIRST_AGAIN, sql.FIRST_READY
+        rows: list[AvailableRow] = cursor.execute(again, (now, limit)).fetchall()
         if len(rows) < limit:
-            rows += cursor.execute(sql.READY, (limit - len(rows),)).fetchall()
+            rows += cursor.execute(ready, (limit - len(rows),)).fetchall()
         if len(rows) < limit:
             rows += cursor.execute(sql.STRANDED, (limit - len(rows),)).fetchall()
         return rows
@@ -334,7 +338,9 @@ class SqliteLeaseStore(Database):
         history: str = "",
     ) -> bool:
         values = (transaction_id, reason, category, error, now, history, key, token)
-        self.cursor.execute(sql.COPY_TO_DEAD_LETTERS, values)
+        copied = self.cursor.execute(sql.COPY_TO_DEAD_LETTERS, values)
+        if self._holds_lines and copied.rowcount == 1:
+            self.cursor.execute(sql.HOLD_LINE, (copied.lastrowid, key))
         return self.cursor.execute(sql.REMOVE, (key, token)).rowcount == 1
 
     def counts(self, now: float) -> dict[str, int]:

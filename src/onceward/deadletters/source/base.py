@@ -14,9 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.connectors.leased_deliveries import LeasedDeliveries
-from onceward.deadletters.burial import burial_of_dead
+from onceward.connectors.lines import KeyOf
+from onceward.deadletters.burial import Burial, burial_of_dead
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.errors import ConfigurationError
 from onceward.middleware import SourceCalls
@@ -103,7 +107,12 @@ class LetterSource:
     """The logic for both modes. `_ask` and `_letters` wait; in threads they block."""
 
     def __init__(
-        self, port: SourcePort, letters: DeadLetterOperations, consumer: str, origin: str | None
+        self,
+        port: SourcePort,
+        letters: DeadLetterOperations,
+        consumer: str,
+        origin: str | None,
+        key_of: KeyOf | None = None,
     ) -> None:
         if not consumer:
             raise ConfigurationError(
@@ -120,6 +129,7 @@ class LetterSource:
         self._letters = letters
         self._consumer = consumer
         self._origin = origin or type(source).__name__
+        self._key_of = key_of
         self.lease: float = getattr(source, "lease", 60.0)
         self._redriven = LeasedDeliveries()
         self._checked_at = float("-inf")
@@ -204,9 +214,7 @@ class LetterSource:
                     return
                 if dead[0].key in moved:
                     raise RuntimeError(f"{type(self._inner).__name__}.forget_dead did not remove them")
-                burials = [
-                    burial_of_dead(each, consumer=self._consumer, origin=self._origin) for each in dead
-                ]
+                burials = [self._burial_of(each) for each in dead]
                 buried = await self._letters.take_over(burials)
                 done: list[Any] = []
                 stored: list[Any] = []
@@ -223,6 +231,12 @@ class LetterSource:
                     await self._ask("forget_dead", stored)
         except Exception as error:  # noqa: BLE001
             _log.error("cannot move dead letters to the store; they stay in their source for now: %s", error)
+
+    def _burial_of(self, dead: DeadMessage) -> Burial:
+        burial = burial_of_dead(dead, consumer=self._consumer, origin=self._origin)
+        if self._key_of is None or dead.transaction is None:
+            return burial
+        return msgspec.structs.replace(burial, order_key=self._key_of(dead.transaction))
 
 
 class NoSource:

@@ -1,0 +1,108 @@
+"""Lines of a leasing queue: messages of one key stand in line in the order of their arrival, and only the first of each
+line is delivered.
+
+The key is in the body, which the queue does not read when a message is appended. So a fetch lines up what has arrived
+since the last one, oldest first, inside its own transaction, and then takes from the heads of the lines:
+
+    arrived ──line_up──► first of its line ──fetch──► leased ──done──► gone: the next one is first
+                    └──► behind others: parked, where no fetch passes it
+
+A message keeps its place while it is leased, delayed after a failure, or, if dead ones hold their line, a dead letter
+of the queue. One that was sent for later lines up when its time has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from onceward.connectors.codec import DecodeError, decode
+from onceward.transaction import Transaction
+
+KeyOf = Callable[[Transaction], str | None]
+"""The key of a transaction; None if it has none, and waits for nobody."""
+LOOK_AHEAD = 500
+"""Messages that are lined up at once, at least."""
+LONGEST = 0.3
+"""Seconds that one fetch lines up messages. The next one goes on."""
+
+
+class LineBehind(NamedTuple):
+    """What waits behind the first message of a line."""
+
+    waiting: int
+    ids: tuple[str, ...]
+    """The first of them."""
+
+
+class LineStore(Protocol):
+    """What a `LeaseStore` needs in addition. Every method is called inside a `transaction`."""
+
+    def begin_lines(self, hold_dead: bool) -> None:
+        """From now on, deliver only heads of lines. With `hold_dead`, a dead letter is first until it is forgotten."""
+        ...
+
+    def advance_lines(self) -> None:
+        """Let those come first whose predecessors are gone. One fetch at a time does this, and what follows."""
+        ...
+
+    def newcomers(self, now: float, limit: int) -> Sequence[tuple[int, bytes]]:
+        """Return available messages that are in no line, oldest first."""
+        ...
+
+    def line_up(self, newcomers: Sequence[tuple[int, str | None]]) -> None:
+        """Put these at the ends of the lines of their keys. One without a key is a line of its own."""
+        ...
+
+    def behind(self, key: str, limit: int) -> tuple[int, Sequence[bytes]]:
+        """Count what waits in a line for others, and return the first bodies."""
+        ...
+
+
+class Lines:
+    """Lines up the messages of a store."""
+
+    def __init__(self, store: Any, key_of: KeyOf, *, hold_dead: bool) -> None:
+        self._store = store
+        self._key_of = key_of
+        self._hold_dead = hold_dead
+        self._begun = False
+
+    def form(self, now: float, size: int) -> Sequence[Any]:
+        """Line up newcomers until `size` messages can be delivered, or all have a place. Return those that can be."""
+        store: LineStore = self._store
+        if not self._begun:
+            store.begin_lines(self._hold_dead)
+            self._begun = True
+        store.advance_lines()
+        until = time.monotonic() + LONGEST
+        while True:
+            rows: Sequence[Any] = self._store.available(now, size)
+            if len(rows) >= size or time.monotonic() >= until:
+                return rows
+            newcomers = store.newcomers(now, max(LOOK_AHEAD, size))
+            if not newcomers:
+                return rows
+            store.line_up([(key, self._key_in(body)) for key, body in newcomers])
+
+    def behind(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
+        """What waits in these lines."""
+        found = {}
+        for key in keys if self._begun else ():
+            waiting, bodies = self._store.behind(key, limit)
+            found[key] = LineBehind(waiting, tuple(_id_in(body) for body in bodies))
+        return found
+
+    def _key_in(self, body: bytes) -> str | None:
+        try:
+            return self._key_of(decode(body))
+        except DecodeError:
+            return None  # it is buried when its turn comes
+
+
+def _id_in(body: bytes) -> str:
+    try:
+        return decode(body).id
+    except DecodeError:
+        return "(unreadable)"

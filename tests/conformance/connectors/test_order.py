@@ -1,0 +1,210 @@
+"""Sources that deliver only the first message of each key: the same tests on each."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from onceward.connectors import MemoryConnector, SqliteConnector
+from onceward.connectors.postgresql import PostgreSqlConnector
+from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.transaction import Settlement, Transaction, Verdict
+from tests.support.schema import Schema, new_schema
+from tests.support.wait import until
+
+SOURCES = ("memory", "sqlite", "named", "postgresql")
+REFUSED = TransactionException("no", ExceptionCategory.BUSINESS)
+FAILED = TransactionException("not now", ExceptionCategory.SYSTEM)
+
+
+@pytest.fixture(scope="module")
+def shared_schema(postgres_url: str) -> Iterator[Schema]:
+    with new_schema(postgres_url) as made:
+        yield made
+
+
+def key_of(transaction: Transaction) -> str | None:
+    return transaction.payload.get("key")
+
+
+class Queue:
+    """A queue, and connectors to it that keep order."""
+
+    def __init__(self, open_: Callable[..., Any]) -> None:
+        self._open = open_
+        self.opened = ExitStack()
+
+    def open(self, *, hold_dead: bool = True, ordered: bool = True, **settings: Any) -> Any:
+        connector = self._open(**{"redelivery_delay": 0.3, **settings})
+        self.opened.callback(connector.close)
+        if ordered:
+            connector.keep_order(key_of, hold_dead=hold_dead)
+        return connector
+
+
+@pytest.fixture(params=SOURCES)
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Queue]:
+    if request.param == "memory":
+        only: list[Any] = []
+
+        def open_(**settings: Any) -> Any:
+            only.extend([] if only else [MemoryConnector(**settings)])
+            return only[0]
+
+    elif request.param == "postgresql":
+        schema, name = request.getfixturevalue("shared_schema"), uuid4().hex
+
+        def open_(**settings: Any) -> Any:
+            return PostgreSqlConnector(schema.plain_url, name, **settings)
+
+    else:
+        named = {"queue": "orders"} if request.param == "named" else {}
+
+        def open_(**settings: Any) -> Any:
+            return SqliteConnector(tmp_path / "q.db", synchronous="OFF", **named, **settings)
+
+    made = Queue(open_)
+    with made.opened:
+        yield made
+
+
+def send(connector: Any, *names: str) -> None:
+    """`a1` is number 1 of key a."""
+    connector.dispatch_transactions([Transaction(payload={"key": name[0], "name": name}) for name in names])
+
+
+def fetch(connector: Any, size: int = 10) -> dict[str, Transaction]:
+    return {each.payload["name"]: each for each in connector.fetch_transactions(size)}
+
+
+def end(connector: Any, verdict: Verdict, *transactions: Transaction, **more: Any) -> None:
+    connector.settle_transactions([Settlement(each, verdict, **more) for each in transactions])
+
+
+@pytest.mark.req("OR-01")
+def test_only_the_first_of_each_key_is_delivered(queue: Queue) -> None:
+    one = queue.open()
+    send(one, "a1", "a2", "b1", "a3", "b2", "c1")
+    first = fetch(one)
+    assert list(first) == ["a1", "b1", "c1"]
+    assert fetch(one) == {}
+    end(one, Verdict.DONE, first["b1"])
+    assert list(fetch(one)) == ["b2"]
+    end(one, Verdict.DONE, first["a1"])
+    second = fetch(one)
+    assert list(second) == ["a2"]
+    send(one, "a4")
+    end(one, Verdict.DONE, second["a2"])
+    assert list(fetch(one)) == ["a3"]
+
+
+@pytest.mark.req("OR-02")
+def test_a_failed_or_returned_message_keeps_its_place(queue: Queue) -> None:
+    one = queue.open()
+    send(one, "a1", "a2")
+    end(one, Verdict.FAILED, fetch(one)["a1"], error=FAILED)
+    assert fetch(one) == {}
+    again = until(lambda: fetch(one))
+    assert list(again) == ["a1"]
+    end(one, Verdict.RETURNED, again["a1"], delay=0.1)
+    again = until(lambda: fetch(one))
+    assert list(again) == ["a1"]
+    end(one, Verdict.DONE, again["a1"])
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-02")
+def test_a_lost_lease_brings_back_the_same_message_first(queue: Queue) -> None:
+    one = queue.open(lease=0.3)
+    two = queue.open(lease=0.3)
+    send(one, "a1", "a2")
+    assert list(fetch(one)) == ["a1"]
+    again = until(lambda: fetch(two))
+    assert list(again) == ["a1"]
+    end(two, Verdict.DONE, again["a1"])
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-03")
+def test_a_dead_message_holds_its_key_until_it_is_moved(queue: Queue) -> None:
+    one = queue.open()
+    send(one, "a1", "a2", "b1", "b2")
+    end(one, Verdict.FAILED, *fetch(one).values(), error=REFUSED)
+    assert fetch(one) == {}
+    assert one.lines_behind(["a"], 5)["a"].waiting == 1
+    dead = one.dead_letters()
+    assert [each.transaction.payload["name"] for each in dead] == ["a1", "b1"]
+    one.forget_dead([dead[0].key])
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-03")
+def test_a_dead_message_holds_nothing_if_it_is_told_so(queue: Queue) -> None:
+    one = queue.open(hold_dead=False)
+    send(one, "a1", "a2")
+    end(one, Verdict.FAILED, fetch(one)["a1"], error=REFUSED)
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-01")
+def test_messages_without_a_key_wait_for_nobody(queue: Queue) -> None:
+    one = queue.open()
+    one.dispatch_transactions([Transaction(payload={"name": f"x{number}"}) for number in range(3)])
+    assert list(fetch(one)) == ["x0", "x1", "x2"]
+
+
+@pytest.mark.req("OR-01")
+def test_a_consumer_without_order_leaves_no_line_behind(queue: Queue) -> None:
+    """Two deployments at once: what one without order_by takes and ends is gone from its line."""
+    one = queue.open()
+    send(one, "a1", "a2", "a3")
+    end(one, Verdict.RETURNED, fetch(one)["a1"])
+    other = queue.open(ordered=False)
+    for name in ("a1", "a2", "a3"):
+        # One of the two has it: the other may have lined it up.
+        found = until(lambda: fetch(one) or fetch(other))
+        assert list(found) == [name]
+        end(one if one.holds(next(iter(found.values()))) else other, Verdict.DONE, *found.values())
+    assert fetch(one) == {}
+
+
+@pytest.mark.req("OR-02")
+def test_order_holds_whatever_happens(queue: Queue) -> None:
+    """Two connectors, a random mix of appends, outcomes and lost deliveries: each key ends in its order."""
+    chance = random.Random(7)
+    both = [queue.open(lease=0.2, redelivery_delay=0.01), queue.open(lease=0.2, redelivery_delay=0.01)]
+    sent = dict.fromkeys("abcdef", 0)
+    done: dict[str, list[int]] = {key: [] for key in sent}
+    flying: dict[str, tuple[int, float]] = {}
+    deadline = time.monotonic() + 30
+    while sum(map(len, done.values())) < 120 and time.monotonic() < deadline:
+        at = chance.choice(both)
+        if sum(sent.values()) < 120:
+            names = []
+            for key in chance.choices("abcdef", k=5):
+                sent[key] += 1
+                names.append(f"{key}{sent[key]}")
+            send(at, *names)
+        for name, transaction in fetch(at, chance.choice([1, 3, 10])).items():
+            key, number = name[0], int(name[1:])
+            before, since = flying.get(key, (number, 0.0))
+            assert number == len(done[key]) + 1
+            assert before == number or time.monotonic() - since >= 0.2
+            what = chance.random()
+            flying[key] = number, time.monotonic()
+            if what < 0.7:
+                end(at, Verdict.DONE, transaction)
+                done[key].append(number)
+                del flying[key]
+            elif what < 0.8:
+                end(at, Verdict.FAILED, transaction, error=FAILED)
+            elif what < 0.9:
+                end(at, Verdict.RETURNED, transaction)
+    assert {key: list(range(1, number + 1)) for key, number in sent.items()} == done
