@@ -318,7 +318,7 @@ class NatsConnection:
         except (NatsError, OSError, TimeoutError) as error:
             reason = self._nats.last_error or error
             raise self.unavailable(
-                f"NATS at {self._address} cannot be reached: {reason or 'no answer'}; check its URL, and that it is "
+                f"NATS at {self._address} cannot be reached: {str(reason) or 'no answer'}; check its URL, and that it is "
                 "running"
             ) from error
 

@@ -151,7 +151,9 @@ class BoundaryRpc:
                 if (chunk.bucket or first.bucket, chunk.key or first.key) != (first.bucket, first.key):
                     raise InvalidArgument("key", "names another object than the first piece of this upload")
                 if not chunk.data:  # a call could be held with them forever
-                    raise InvalidArgument("data", "is empty: only the first piece of an object may have no data")
+                    raise InvalidArgument(
+                        "data", "is empty: only the first piece of an object may have no data"
+                    )
                 yield chunk.data
 
         try:
