@@ -42,7 +42,7 @@ def environment() -> Environment:
 
 
 def harmless(value: Any) -> Any:
-    """Text from outside with its control characters as in a terminal: a browser would hide them, or turn text around."""
+    """Text from outside with control characters escaped, as in a terminal: a browser hides them, or reverses text."""
     return printable_lines(value) if type(value) is str else value
 
 

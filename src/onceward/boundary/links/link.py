@@ -113,7 +113,7 @@ class ZoneLink:
                 tries += 1
 
     def end(self) -> None:
-        """Make `run` and `drain` return after the current page, and at once while they wait for the source to send one."""
+        """Make `run` and `drain` return after the current page; at once while the source has not answered."""
         self._is_ending = True
         if self._fetching is not None:
             self._fetching.cancel()
