@@ -395,3 +395,44 @@ def test_what_a_message_brings_controls_no_page_and_forms_send_it_back_unchanged
     assert json.loads(payload)["note"] == odd
     searched = browser.get("/search", params={"id": odd}).text
     assert f'value="{odd}"' in searched
+
+
+@pytest.mark.req("UI-17")
+def test_a_session_ends_when_its_user_logs_out(shop: Shop) -> None:
+    site = create(shop.app, access=Access(users=shop.users))
+    shop.users.add("ann", PASSWORD, Role.OPERATOR)
+    browser = shop.client(site)
+    browser.log_in("ann")
+    stolen = dict(browser.http.cookies)
+    assert browser.get("/letters").status_code == 200
+    assert browser.post("/logout").status_code == 303
+    browser.http.cookies.update(stolen)
+    assert browser.get("/letters").status_code in (303, 401)
+    browser.http.cookies.clear()
+    browser.log_in("ann")
+    assert browser.get("/letters").status_code == 200
+
+
+@pytest.mark.req("UI-17")
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, b"x=1&" * 2000),
+        ({}, b"\xff" * 50),
+        ({"origin": "http://[::1"}, b""),
+        ({"origin": "null"}, b""),
+        ({"content-length": "\xb2"}, b""),
+        ({"content-length": "9" * 5000}, b""),
+        ({"cookie": "onceward_session=ann|\xb2|\xe9; onceward_csrf=\xe9"}, b""),
+        ({"cookie": "onceward_session=" + "|" * 50}, b""),
+        ({"content-type": "multipart/form-data; boundary=\xe9"}, b"--"),
+    ],
+)
+def test_a_form_that_nobody_sends_is_refused(shop: Shop, headers: dict[str, str], body: bytes) -> None:
+    shop.users.add("ann", PASSWORD, Role.OPERATOR)
+    for access in (Access(), Access(users=shop.users)):
+        browser = shop.client(create(shop.app, access=access))
+        raw = {"host": "127.0.0.1", **headers}
+        sent = {name: value.encode("latin-1") for name, value in raw.items()}
+        for path in ("/letters/hold", "/login"):
+            assert 400 <= asyncio.run(browser.http.post(path, content=body, headers=sent)).status_code < 500
