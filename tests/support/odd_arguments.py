@@ -58,6 +58,8 @@ ODD = (
     "sqlite:///bytes",
     "sqlite:///.",
     "sqlite:///a\0b",
+    "sqlite:///inbox.db?timeout=soon",
+    "/proc/nothing/here",
     "sqlite:///" + "x" * 5000,
     "sqlite:///\udc80",
     "sqlite://u:p@h/x",

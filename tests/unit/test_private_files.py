@@ -174,3 +174,8 @@ def test_a_file_that_could_not_be_completed_is_not_there(tmp_path: Path) -> None
 
 def _refuse(*_: object) -> None:
     raise PermissionError(1, "Operation not permitted")
+
+
+def test_a_place_where_no_directory_can_be_made_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        make_directory("/proc/nothing-can-be-made-here/data")

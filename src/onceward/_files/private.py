@@ -26,6 +26,8 @@ def make_directory(path: str | os.PathLike[str]) -> None:
     try:
         os.mkdir(directory, DIRECTORY)
     except FileNotFoundError:
+        if directory.parent.is_dir():  # such as /proc, where nothing can be made
+            raise
         make_directory(directory.parent)
         make_directory(directory)
     except FileExistsError:

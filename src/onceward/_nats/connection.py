@@ -316,10 +316,9 @@ class NatsConnection:
                 )
                 await self._nats.subscribe(f"{self._inbox}.*", cb=self._on_answer, pending_bytes_limit=0)
         except (NatsError, OSError, TimeoutError) as error:
-            reason = self._nats.last_error or error
+            reason = str(self._nats.last_error or error) or "no answer"
             raise self.unavailable(
-                f"NATS at {self._address} cannot be reached: {reason or 'no answer'}; check its URL, and that it is "
-                "running"
+                f"NATS at {self._address} cannot be reached: {reason}; check its URL, and that it is running"
             ) from error
 
     def _check_version(self) -> None:

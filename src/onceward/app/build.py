@@ -288,6 +288,8 @@ def database_url(url: str, *, asynchronous: bool) -> URL:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
+    from onceward.db.engines import check_sqlite_options
+
     remember(url)
     try:
         parsed = make_url(url)
@@ -308,6 +310,7 @@ def database_url(url: str, *, asynchronous: bool) -> URL:
         )
     if name == "sqlite":
         _check_options(url, parsed)
+        check_sqlite_options(parsed.set(drivername=sqlite))
     if (
         name == "sqlite"
         and parsed.database

@@ -113,7 +113,7 @@ def _serve(target: str, listen: str, access: Access, runs: list[str]) -> NoRetur
 
     loaded = load_app(target)
     loaded.check()
-    host, port = parse_address(listen)
+    host, port = parse_address(listen, "--listen")
     check_address(host, access)
     settings = loaded.settings
     backstage = Backstage(

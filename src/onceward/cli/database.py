@@ -137,6 +137,8 @@ def _parse(url: str) -> URL:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
+    from onceward.db.engines import check_sqlite_options
+
     remember(url)
     try:
         parsed = make_url(url)
@@ -148,7 +150,10 @@ def _parse(url: str) -> URL:
     name = parsed.drivername.partition("+")[0]
     if name not in drivers:
         raise ConfigurationError(f"an inbox needs sqlite or postgresql, not {name!r}; check the database URL")
-    return parsed.set(drivername=drivers[name])
+    found = parsed.set(drivername=drivers[name])
+    if name == "sqlite":
+        check_sqlite_options(found)
+    return found
 
 
 def _engine(url: URL, is_new: bool) -> Engine:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -39,6 +39,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+MOST_FIELDS = 1000
 FAILURES, WINDOW = 5, 60.0
 """Wrong passwords for a name, or from an address, within so many seconds; then both have to wait."""
 
@@ -51,6 +52,8 @@ class ConsoleGuard:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._failures: dict[str, deque[float]] = {}
+        self._ended: dict[str, float] = {}
+        """Sessions that somebody logged out of, and when they would have expired."""
 
     async def answer(self, request: Request, call: Call) -> Response:
         response = await self._refuse(request)
@@ -90,7 +93,11 @@ class ConsoleGuard:
             return local_user()
         if access.users is not None:
             session = request.cookies.get(SESSION)
-            return None if session is None else await run_in_threadpool(access.users.user_of, session)
+            return (
+                None
+                if session is None or session in self._ended
+                else await run_in_threadpool(access.users.user_of, session)
+            )
         if access.authenticate is not None:
             found = access.authenticate(request)
             return await found if inspect.isawaitable(found) else found
@@ -129,6 +136,10 @@ class ConsoleGuard:
         return response
 
     def log_out(self, request: Request) -> Response:
+        now = time.monotonic()
+        self._ended = {each: until for each, until in self._ended.items() if until > now}
+        if request.state.user is not None and SESSION in request.cookies:
+            self._ended[request.cookies[SESSION]] = now + SESSION_SECONDS
         response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
         response.delete_cookie(SESSION, path=_cookie_path(request), httponly=True, samesite="strict")
         return response
@@ -155,15 +166,20 @@ class ConsoleGuard:
     async def _refuse_change(self, request: Request) -> Response | None:
         """The form was made by this server for this browser, and sent by a page of this server."""
         size = request.headers.get("content-length", "")
-        if not size.isdigit() or int(size) > LARGEST:
+        if not _is_number(size) or int(size) > LARGEST:
             return PlainTextResponse(f"A form has a length, and at most {LARGEST:,} bytes.\n", 413)
         host = request.headers.get("host", "")
         origin = request.headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != host
+        foreign = origin is not None and origin.partition("://")[2] != host
         if foreign or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return PlainTextResponse("This form was sent by another site.\n", 403)
         body = (await request.body()).decode("utf-8", "replace")
-        request.state.form = form = dict(parse_qsl(body, keep_blank_values=True, max_num_fields=1000))
+        try:
+            request.state.form = form = dict(
+                parse_qsl(body, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+            )
+        except ValueError:
+            return PlainTextResponse(f"A form has at most {MOST_FIELDS:,} fields.\n", 413)
         sent, known = form.get(FIELD, ""), request.cookies.get(TOKEN, "")
         if not known or not hmac.compare_digest(sent.encode(), known.encode()):
             return PlainTextResponse(
@@ -183,6 +199,10 @@ class ConsoleGuard:
             httponly=True,
             samesite="strict",
         )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def allow(request: Request, role: Role) -> bool:

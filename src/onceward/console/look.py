@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from onceward._text import quantity
+from onceward._text import BEYOND_JSON, printable_lines, quantity
 from onceward.console.history import Counted
 
 HERE = Path(__file__).parent
@@ -24,9 +24,11 @@ def environment() -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
+        finalize=harmless,
     )
     made.filters |= {
         "ago": ago,
+        "as_sent": as_sent,
         "clock": clock,
         "count": count,
         "duration": duration,
@@ -37,6 +39,16 @@ def environment() -> Environment:
         "sparkline": sparkline,
     }
     return made
+
+
+def harmless(value: Any) -> Any:
+    """Text from outside with control characters escaped, as in a terminal: a browser hides them, or reverses text."""
+    return printable_lines(value) if type(value) is str else value
+
+
+def as_sent(value: Any) -> Markup:
+    """A value that a form sends back, unchanged."""
+    return escape(value)
 
 
 def count(value: float | None, unit: str = "") -> str:
@@ -102,7 +114,9 @@ def clock(value: datetime | float | str | None) -> str:
 
 
 def pretty(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    """JSON for people, which a browser shows as it is."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    return BEYOND_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def sparkline(minutes: Sequence[Counted]) -> Markup:

@@ -100,15 +100,21 @@ class UsersFile:
     def session(self, user: User, now: float | None = None) -> str:
         """Return what the browser keeps."""
         expires = int((time.time() if now is None else now) + SESSION_SECONDS)
-        text = f"{user.name}|{expires}"
+        text = f"{user.name}|{secrets.token_hex(8)}|{expires}"
         return f"{text}|{self._sign(text, self.lines()[user.name])}"
 
     def user_of(self, session: str, now: float | None = None) -> User | None:
         """Return whose session it is; None if it has expired, is forged, or the user's line has changed."""
         text, _, signature = session.rpartition("|")
-        name, _, expires = text.rpartition("|")
+        name, _, rest = text.partition("|")
+        expires = rest.rpartition("|")[2]
         line = self.lines().get(name)
-        if line is None or not expires.isdigit() or int(expires) < (time.time() if now is None else now):
+        if (
+            line is None
+            or not session.isascii()
+            or not expires.isdigit()
+            or int(expires) < (time.time() if now is None else now)
+        ):
             return None
         return line.user if hmac.compare_digest(signature, self._sign(text, line)) else None
 

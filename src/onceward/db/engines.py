@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError
 
 from onceward._files.private import create_file
+from onceward.errors import ConfigurationError
 from onceward.telemetry.redaction import scrub
 
 if TYPE_CHECKING:
@@ -51,6 +53,14 @@ def connect_arguments(
     }
     given = {*url.query, *(("connect_timeout",) if "PGCONNECT_TIMEOUT" in os.environ else ())}
     return {name: value for name, value in arguments.items() if name not in given}
+
+
+def check_sqlite_options(url: URL) -> None:
+    """Refuse an option such as `timeout=abc`, which SQLAlchemy converts when an engine is created."""
+    try:
+        url.get_dialect()().create_connect_args(url)
+    except (ArgumentError, ValueError) as error:
+        raise ConfigurationError(f"an option of the database's URL cannot be used: {error}") from None
 
 
 def hide_values(engine: AnyEngine) -> AnyEngine:

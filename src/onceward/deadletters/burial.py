@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -29,6 +30,10 @@ LONGEST_NAME = 200
 """Characters of indexed values: longer ones might not fit into the index."""
 NEVER_ENDED = "delivered, and never came to an end"
 """A line of stored histories, by which deaths are compared: do not change it."""
+MOST_LOST_LINES = 100
+"""In the history of a letter: whoever writes to a source can claim any number of deliveries."""
+LARGEST_COUNT = 2**31 - 1
+"""Of an INTEGER in PostgreSQL."""
 POISON_AFTER = 3
 """A message is poison if this many of its deliveries were never settled, or all of them."""
 UNREADABLE = (DecodeError, UnicodeDecodeError, json.JSONDecodeError, msgspec.DecodeError)
@@ -141,7 +146,7 @@ def burial_of_dead(dead: DeadMessage, *, consumer: str, origin: str) -> Burial:
         category=category,
         reason=str(dead.reason),
         error=dead.error or history[-1].error,
-        attempts=max(dead.deliveries, len(dead.history)),
+        attempts=min(max(dead.deliveries, len(dead.history)), LARGEST_COUNT),
         history=history,
         trace_id=None if dead.transaction is None else _trace_id(dead.transaction),
         first_failed_at=datetime.fromisoformat(history[0].at).timestamp(),
@@ -173,9 +178,10 @@ def _diagnose(dead: DeadMessage) -> tuple[Category, tuple[Failure, ...]]:
     history = dead.history
     if lost:
         numbers = {each.attempt for each in history}
-        missing = [number for number in range(1, dead.deliveries + 1) if number not in numbers]
+        missing = (number for number in range(1, dead.deliveries + 1) if number not in numbers)
         # When they began is unknown.
-        lines = [*history, *(Failure(died_at, NEVER_ENDED, number) for number in missing[:lost])]
+        shown = islice(missing, min(lost, MOST_LOST_LINES))
+        lines = [*history, *(Failure(died_at, NEVER_ENDED, number) for number in shown)]
         history = tuple(sorted(lines, key=lambda each: each.attempt or 0))
     return category, history or (Failure(died_at, dead.error or str(dead.reason), None, str(category)),)
 

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.pool import StaticPool
 
 from onceward.connectors import DeadMessage, SqliteConnector
 from onceward.connectors.sqlite.scheme import counts
 from onceward.connectors.urls import Address
+from onceward.deadletters import DeadLetters
+from onceward.deadletters.burial import LARGEST_COUNT, burial_of_dead
 from onceward.testing.connectors import FakeClock
 from onceward.transaction import Settlement, Transaction, Verdict
 
@@ -153,3 +157,24 @@ def test_no_value_of_a_dead_letter_hides_it_or_those_behind_it(path: Path, colum
         assert letters[0].deliveries >= 0
         assert letters[0].died_at >= datetime.fromtimestamp(0, UTC) or value == "-1"
         counts(Address(f"sqlite:///{path}"))
+
+
+@pytest.mark.req("CN-04")
+@pytest.mark.parametrize("deliveries", [10**9, 2**63 - 1])
+@pytest.mark.parametrize("body", ["body", "'hello'"], ids=["readable", "not readable"])
+def test_a_claimed_number_of_deliveries_does_not_keep_dead_letters_from_their_store(
+    path: Path, deliveries: int, body: str
+) -> None:
+    with SqliteConnector(path, max_deliveries=2) as queue:
+        queue.dispatch_transactions([Transaction("odd")])
+        execute(path, f"UPDATE messages SET deliveries = {deliveries}, body = {body}")
+        assert settle_all(queue) == []
+        [dead] = queue.dead_letters()
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    letters = DeadLetters(engine)
+    letters.migrate()
+    letters.bury(burial_of_dead(dead, consumer="c", origin="o"))
+    [letter] = letters.find()
+    assert letter.attempts == min(deliveries, LARGEST_COUNT)
+    assert len(letter.history) <= 100
+    engine.dispose()

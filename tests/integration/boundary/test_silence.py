@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from onceward.boundary import BoundaryClient, envelope_for, fact_of
 from onceward.boundary.certs import Authority
 from onceward.boundary.errors import NotFound
 from tests.support.boundary.consumer_world import BoundaryWorld, book
+from tests.support.processes import LoggedProcess
 from tests.support.silence import once, silent_server
 from tests.support.wait import until
 
@@ -173,3 +176,24 @@ def test_ctrl_c_ends_a_consumer_that_waits_for_a_silent_boundary(world: Boundary
         consumer: Any = world.consumer()
         with once(server.heard.is_set, interrupt), pytest.raises(KeyboardInterrupt):
             consumer.run(world.handler(book), world.database.default)
+
+
+@pytest.mark.req("BC-54")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("more", [[], ["--once"]], ids=["on and on", "once"])
+def test_a_signal_ends_a_forward_whose_source_does_not_answer(
+    tmp_path: Path, number: signal.Signals, more: list[str]
+) -> None:
+    with silent_server() as server:
+        place = ["--from", f"http://127.0.0.1:{server.port}", "--to", str(tmp_path / "data"), "--zone", "hq"]
+        process = LoggedProcess(
+            [sys.executable, "-m", "onceward", "boundary", "forward", *place, *more], tmp_path / "log"
+        )
+        try:
+            until(server.heard.is_set)
+            asked = time.monotonic()
+            process.process.send_signal(number)
+            assert process.process.wait(60) == 0, process.log
+            assert time.monotonic() - asked < 10.0, "the client itself would wait for 30 s"
+        finally:
+            process.kill()

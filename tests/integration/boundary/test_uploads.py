@@ -9,11 +9,13 @@ import socket
 import struct
 import urllib.parse
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import pytest
 
+from onceward.boundary.server import rpc
 from onceward.boundary.v1 import boundary_pb as pb
 from tests.support.boundary.server import boundary_server, served
 from tests.support.wait import until
@@ -47,6 +49,7 @@ MALFORMED = {
     "a length beyond all limits": frame(FIRST) + b"\x00\xff\xff\xff\xff",
     "a name that is not text": frame(b"\x0a\x02\xff\xfe"),
     "another name in the middle": frame(FIRST) + frame(pb.PutObjectChunk(key="other").to_binary()),
+    "an empty piece after the first": frame(FIRST) + frame(b""),
     "nothing": b"",
 }
 JSON = {
@@ -124,3 +127,29 @@ def test_a_grpc_client_that_sends_nonsense_or_cancels_is_not_an_internal_error(
         ]
         assert not [line for line in server.lines if "traceback" in line]
         assert names_of(tmp_path / "data") == []
+
+
+@pytest.mark.req("BC-53")
+@pytest.mark.parametrize("first", [b"", FIRST], ids=["refused at once", "accepted"])
+def test_an_upload_that_never_ends_and_carries_nothing_is_ended(
+    url: str, first: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "DRAIN", 0.3)
+    place = urllib.parse.urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+        headers = {"host": "x", "content-type": "application/connect+proto", "content-length": "99999"}
+        head = [f"POST {PATH} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        connection.sendall("\r\n".join(head).encode() + frame(first) + frame(b""))
+        connection.settimeout(0.05)
+        answer = b""
+
+        def is_ended() -> bool:
+            nonlocal answer
+            with suppress(TimeoutError):
+                answer += connection.recv(4096)
+            if b"invalid_argument" in answer:
+                return True
+            connection.sendall(frame(b""))
+            return False
+
+        until(is_ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from onceward.console import users as hashed
 from onceward.console.guard import FAILURES
 from onceward.console.redaction import HIDDEN
 from onceward.console.site import check_address
-from onceward.deadletters import Burial, Category, DeadLetters
+from onceward.deadletters import Burial, Category, DeadLetters, Filter
 from onceward.errors import ConfigurationError
 from onceward.transaction import Transaction
 from tests.support import commands
@@ -375,3 +376,63 @@ def test_errors_are_pages_that_say_what_to_do(shop: Shop) -> None:
     refused = browser.post("/letters/redrive", consumer="billing", ids="7", root_cause="r", fix_ref="f")
     assert refused.status_code == 409
     assert "no letter of consumer" in refused.text
+
+
+@pytest.mark.req("UI-16")
+def test_what_a_message_brings_controls_no_page_and_forms_send_it_back_unchanged(shop: Shop) -> None:
+    odd = "a\x1b[31m\x9b1m\u202egpj\u2066\x07"
+    shop.bury(odd, error=odd, note=odd)
+    shop.letters.hold(Filter(consumer="billing"), reason=odd, operator=odd)
+    browser = shop.client()
+    group = re.findall(r'href="(/letters/group[^"]+)"', browser.get("/letters").text)[0].replace("&amp;", "&")
+    for path in ("/letters", group, "/letters/1", "/letters/1/edit", "/audit"):
+        page = browser.get(path).text
+        shown = re.sub(r'(?<=value=")[^"]*(?=")', "", page)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown), path
+        assert "\\x1b[31m" in shown or "\\u001b[31m" in shown or path == "/letters", path
+    edit = browser.get("/letters/1/edit").text
+    payload = html.unescape(re.findall(r"<textarea[^>]*>(.*?)</textarea>", edit, re.DOTALL)[0])
+    assert json.loads(payload)["note"] == odd
+    searched = browser.get("/search", params={"id": odd}).text
+    assert f'value="{odd}"' in searched
+
+
+@pytest.mark.req("UI-17")
+def test_a_session_ends_when_its_user_logs_out(shop: Shop) -> None:
+    site = create(shop.app, access=Access(users=shop.users))
+    shop.users.add("ann", PASSWORD, Role.OPERATOR)
+    browser = shop.client(site)
+    browser.log_in("ann")
+    stolen = dict(browser.http.cookies)
+    assert browser.get("/letters").status_code == 200
+    assert browser.post("/logout").status_code == 303
+    browser.http.cookies.update(stolen)
+    assert browser.get("/letters").status_code in (303, 401)
+    browser.http.cookies.clear()
+    browser.log_in("ann")
+    assert browser.get("/letters").status_code == 200
+
+
+@pytest.mark.req("UI-17")
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, b"x=1&" * 2000),
+        ({}, b"\xff" * 50),
+        ({"origin": "http://[::1"}, b""),
+        ({"origin": "null"}, b""),
+        ({"content-length": "\xb2"}, b""),
+        ({"content-length": "9" * 5000}, b""),
+        ({"cookie": "onceward_session=ann|\xb2|\xe9; onceward_csrf=\xe9"}, b""),
+        ({"cookie": "onceward_session=" + "|" * 50}, b""),
+        ({"content-type": "multipart/form-data; boundary=\xe9"}, b"--"),
+    ],
+)
+def test_a_form_that_nobody_sends_is_refused(shop: Shop, headers: dict[str, str], body: bytes) -> None:
+    shop.users.add("ann", PASSWORD, Role.OPERATOR)
+    for access in (Access(), Access(users=shop.users)):
+        browser = shop.client(create(shop.app, access=access))
+        raw = {"host": "127.0.0.1", **headers}
+        sent = {name: value.encode("latin-1") for name, value in raw.items()}
+        for path in ("/letters/hold", "/login"):
+            assert 400 <= asyncio.run(browser.http.post(path, content=body, headers=sent)).status_code < 500

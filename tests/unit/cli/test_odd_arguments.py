@@ -190,3 +190,31 @@ def test_a_boundary_that_is_not_there_is_one_line(folder: Path) -> None:
     for command in (("stats",), ("consumers",), ("fetch", "--consumer", "a"), ("tail", "--consumer", "a")):
         result = call(Call(("boundary", *command), ("--url", NOWHERE)))
         assert (problem_with(result), result.exit_code) == (None, 1)
+
+
+@pytest.mark.req("ST-07")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("audit", "list", "--database", "sqlite:///inbox.db?timeout=soon"),
+        (
+            "balance",
+            "--source",
+            "sqlite:///orders.db",
+            "--consumer",
+            "c",
+            "--database",
+            "sqlite:///inbox.db?timeout=x",
+        ),
+        ("boundary", "copy", "--from", "directory", "--to", "/proc/nothing/here"),
+        ("boundary", "certs", "/proc/nothing/here", "--zone", "a"),
+        ("new", "shop", "--dir", "/proc/nothing/here"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_a_place_or_an_option_that_cannot_be_used_is_refused(
+    folder: Path, arguments: tuple[str, ...]
+) -> None:
+    result = call(Call(arguments[:1], arguments[1:]))
+    assert problem_with(result) is None
+    assert result.exit_code in (1, 2)

@@ -258,7 +258,8 @@ class Calls:
             yield pb.PutObjectChunk(bucket=bucket, key=key, media_type=media_type)
             try:
                 async for piece in pieces:
-                    yield pb.PutObjectChunk(data=piece)
+                    if piece:
+                        yield pb.PutObjectChunk(data=piece)
             except Exception as error:
                 broken.append(error)
                 raise

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 
 from onceward.backoff import Backoff
 from onceward.boundary.boundary import Boundary
@@ -23,7 +23,7 @@ from onceward.boundary.links.receiver import Receiver, append_until_refused, art
 from onceward.boundary.links.report import LinkReport, LinkStopped
 from onceward.boundary.links.skips import find_skip
 from onceward.boundary.metrics import BoundaryMetrics
-from onceward.boundary.model import LARGEST_PAGE, ObjectRef, StoredFact, check_consumer
+from onceward.boundary.model import LARGEST_PAGE, ObjectRef, Page, StoredFact, check_consumer
 from onceward.errors import ConfigurationError, OncewardError
 
 PAGE = 500
@@ -90,6 +90,7 @@ class ZoneLink:
         self._page = page
         self._sleep = sleep
         self._is_ending = False
+        self._fetching: asyncio.Future[Page] | None = None
         self.report = LinkReport(name, self.consumer, metrics or BoundaryMetrics())
 
     async def run(self) -> None:
@@ -104,14 +105,18 @@ class ZoneLink:
                         tries = 0
                         if is_empty:
                             await self._wait(EMPTY_WAIT)
+            except _Ended:
+                return
             except Exception as error:  # noqa: BLE001  a link must survive any failure
                 self.report.failed(error)
                 await self._wait(self._backoff.delay(tries))
                 tries += 1
 
     def end(self) -> None:
-        """Make `run` and `drain` return after the current page."""
+        """Make `run` and `drain` return after the current page; at once while the source has not answered."""
         self._is_ending = True
+        if self._fetching is not None:
+            self._fetching.cancel()
 
     async def _wait(self, seconds: float) -> None:
         """Wait in naps, so it ends soon after `end()`."""
@@ -122,14 +127,15 @@ class ZoneLink:
     async def drain(self) -> None:
         """Run until `end()`, or until the source has nothing more. Failures are raised: `LinkStopped` if a fact cannot
         be taken, when everything before it is here and confirmed."""
-        async with self._connect() as source:
-            while not self._is_ending and await self._forward_page(source):
-                pass
+        with suppress(_Ended):
+            async with self._connect() as source:
+                while not self._is_ending and await self._forward_page(source):
+                    pass
 
     async def _forward_page(self, source: AsyncBoundaryClient) -> bool:
         """Return whether there were facts."""
         # While a fact blocks the link, only that one matters.
-        page = await source.fetch(self.consumer, 1 if self.report.is_stopped else self._page)
+        page = await self._fetch(source, 1 if self.report.is_stopped else self._page)
         held = self.report.fetched(page)
         if held is not None:
             self.report.skipped(held, await find_skip(source, self.consumer, held.offset))
@@ -143,6 +149,18 @@ class ZoneLink:
         elif page.gap is not None:  # no facts follow it: it would be reported forever
             self.report.confirmed(await source.confirm(self.consumer, page.gap.last_missing))
         return bool(page.facts)
+
+    async def _fetch(self, source: AsyncBoundaryClient, limit: int) -> Page:
+        self._fetching = asyncio.ensure_future(source.fetch(self.consumer, limit))
+        try:
+            return await self._fetching
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._is_ending and task is not None and not task.cancelling():
+                raise _Ended from None
+            raise
+        finally:
+            self._fetching = None
 
     async def _take(
         self, source: AsyncBoundaryClient, facts: Sequence[StoredFact]
@@ -190,6 +208,10 @@ class ZoneLink:
         if ref is not None and await self._receiver.lacks(ref):
             async with aclosing(_pieces(source, ref)) as pieces:
                 await self._receiver.keep(ref, pieces)
+
+
+class _Ended(Exception):
+    """`end()` while the source had not answered."""
 
 
 async def _pieces(source: AsyncBoundaryClient, ref: ObjectRef) -> AsyncGenerator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
@@ -34,6 +35,8 @@ _log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 LARGEST_UNARY = 32 * 1024 * 1024
 """Bytes of one message. Larger objects are sent in pieces."""
+DRAIN = 10.0
+"""Seconds for the rest of an upload that is refused."""
 NOTHING: Mapping[str, object] = {}
 OPERATIONS = ("append", "fetch", "confirm", "remove", "put", "get")
 
@@ -193,13 +196,19 @@ class BoundaryRpc:
             async for chunk in chunks:
                 if (chunk.bucket or first.bucket, chunk.key or first.key) != (first.bucket, first.key):
                     raise InvalidArgument("key", "names another object than the first piece of this upload")
+                if not chunk.data:  # a call could be held with them forever
+                    raise InvalidArgument(
+                        "data", "is empty: only the first piece of an object may have no data"
+                    )
                 yield chunk.data
 
         try:
             return await self._put(first.bucket, first.key, data(), first.media_type)
         except BoundaryError:
-            async for _ in chunks:  # a client that is still sending does not read
-                pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN):
+                    async for _ in chunks:  # a client that is still sending does not read
+                        pass
             raise
 
     async def _put(

@@ -19,11 +19,13 @@ from pathlib import Path
 
 import msgspec
 
+from onceward._files.identity import OpenFile
 from onceward._files.private import make_directory, open_new
 from onceward.boundary.artifacts import sync_directory
 from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
 from onceward.boundary.store import NO_QUOTA, ObjectQuota
+from onceward.errors import FileLostError
 
 CHUNK = 256 * 1024
 """Bytes read at once."""
@@ -46,12 +48,22 @@ class FileObjects:
         """Directories whose names are on disk."""
         self._usage: Usage | None = None
         self._measuring = asyncio.Lock()
+        self.directories: list[OpenFile] = []
         if read_only:
             return
         for each in (self._content, self._names, self._incoming):
             self._make(each)
+            self.directories.append(OpenFile(each, hold=True))
         for left_over in self._incoming.iterdir():  # of interrupted uploads
             left_over.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raise unless the directories are still those that were opened: what is put elsewhere would be lost."""
+        try:
+            for each in self.directories:
+                each.check()
+        except FileLostError as error:
+            raise Unavailable(str(error)) from error
 
     async def put(
         self,
@@ -84,6 +96,7 @@ class FileObjects:
             with _writable():
                 is_new_content = await asyncio.to_thread(self._keep_content, incoming, digest)
                 is_new_name = await asyncio.to_thread(self._keep_name, ref)
+            self.check()
         finally:
             incoming.unlink(missing_ok=True)
             usage.count -= not is_new_name
@@ -91,6 +104,7 @@ class FileObjects:
         return ref if is_new_name else _check_same(self._read_name(bucket, key), ref.digest)
 
     async def head(self, bucket: str, key: str) -> ObjectRef | None:
+        self.check()
         try:
             return self._read_name(bucket, key)
         except FileNotFoundError:

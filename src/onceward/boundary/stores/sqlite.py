@@ -104,8 +104,8 @@ class SqliteBoundaryStore:
                 self._writing = opening.enter_context(closing(connect(path)))
                 self._reading = opening.enter_context(closing(connect(path)))
                 self._last = bounds_of(self._writing).last
-                self._files = (OpenFile(path), *companions_of(path))
                 self.objects = FileObjects(self.directory / "objects")
+                self._files = (OpenFile(path), *companions_of(path), *self.objects.directories)
             except (sqlite3.Error, OSError) as error:
                 raise ConfigurationError(f"{path} cannot be opened as a boundary's log: {error}") from error
             self._open = opening.pop_all()
