@@ -12,7 +12,14 @@ from weakref import WeakSet
 from msgspec import UNSET, UnsetType
 
 from onceward._functions import code_of, is_async
-from onceward.app.checks import address_of, check_contract, check_function, name_of, share_an_inbox
+from onceward.app.checks import (
+    address_of,
+    check_connections,
+    check_contract,
+    check_function,
+    name_of,
+    share_an_inbox,
+)
 from onceward.app.consumer import Consumer as Consumer
 from onceward.app.consumer import Consumers
 from onceward.app.engines import SharedEngines, open_engine
@@ -244,6 +251,8 @@ class Onceward:
                 self._rules_of(own, failures, depends_on),
             )
             self._check_sharing(consumer)
+            if consumer.contract is not None:
+                check_connections(consumer, self.database)
             consumer.outbox = self.outbox
             self.consumers[own] = consumer
             decorated: ConsumerFunction[Arguments, Returned] = attach(function, consumer, CONSUMER_WAYS)

@@ -12,6 +12,7 @@ from onceward._environment import NO_CONTRACT, names_production
 from onceward._secrets import mask_url, remember
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward, consumers_of
+from onceward.app.checks import check_connections
 from onceward.app.lifespan import open_services, open_services_async, taken_by
 from onceward.app.services import Service, Services
 from onceward.connectors.owners import set_owner
@@ -133,6 +134,7 @@ async def _build_task(
         chain.append(await _dead_letters(engine, app, consumer, asynchronous))
         records = _records(engine, asynchronous)
         if consumer.contract is not None:
+            check_connections(consumer, app.database)
             inbox = await _inbox(engine, app, consumer.contract, asynchronous)
             chain.insert(0, inbox.middleware())
     chain.insert(0, FailureRules(consumer.failures, app.board, records, consumer.identity))

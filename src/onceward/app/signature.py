@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from onceward._functions import is_async
 from onceward.app.services import Injection, Service, Services
 from onceward.errors import ConfigurationError
 from onceward.models import (
@@ -21,6 +22,9 @@ from onceward.models import (
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
+if TYPE_CHECKING:
+    from onceward.db.guests import Kind
+
 ANYTHING = (Any, object, inspect.Parameter.empty)
 """Annotations that leave the payload as it is."""
 
@@ -29,7 +33,8 @@ class Signature:
     """The parameters of a consumer: `def charge(order: Order, payments: Payments, session, transaction: Transaction)`.
 
     A parameter annotated `Transaction` gets the transaction, one named `session` the database session of the contract,
-    one that has the name or type of a service gets the service, and the remaining one the payload, converted to its
+    one annotated with a session of SQLAlchemy's ORM, or a driver's connection, that one on the same transaction, one
+    that has the name or type of a service gets the service, and the remaining one the payload, converted to its
     annotated type.
     """
 
@@ -41,11 +46,14 @@ class Signature:
         hints = _hints(function)
         self._transaction: str | None = None
         self._session: str | None = None
+        self.guests: dict[str, Kind] = {}
+        """Parameters that use the session's transaction through a library."""
         rest = [
             each for each in inspect.signature(function).parameters.values() if not self._takes(each, hints)
         ]
         self._payload = self._payload_among(rest)
         self._check(session)
+        check_guests(self.name, self.guests, contract=session, asynchronous=is_async(function))
         self._check_decorators(function)
         hint = hints.get(self._payload or "", Any)
         of_one = batched(hint) if session else None
@@ -72,14 +80,21 @@ class Signature:
             raise ConfigurationError(
                 f"{self.name} takes {parameter.name} by position only, but arguments are passed by name; remove the `/`"
             )
-        if hints.get(parameter.name) is Transaction:
+        hint = plain(hints.get(parameter.name, Any))
+        if hint is Transaction:
             if self._transaction is not None:
                 raise ConfigurationError(
                     f"{self.name} takes the transaction twice: {self._transaction}, {parameter.name}; annotate only "
                     "one with Transaction"
                 )
             self._transaction = parameter.name
-        elif parameter.name == "session":
+        elif parameter.name not in self.injection.services and (kind := guest_kind(hint)) is not None:
+            self.guests[parameter.name] = kind
+        elif is_inbox_session(hint) or parameter.name == "session":
+            if self._session is not None:
+                raise ConfigurationError(
+                    f"{self.name} takes the inbox's session twice: {self._session}, {parameter.name}; remove one"
+                )
             self._session = parameter.name
         elif service := self._service(parameter.name, hints):
             self.injection.parameters[parameter.name] = service
@@ -102,21 +117,21 @@ class Signature:
         return next(iter(needed or [each.name for each in rest]), None)
 
     def _check(self, session: bool) -> None:
-        if session and self._session is None:
+        if session and self._session is None and not self.guests:
             raise ConfigurationError(
                 f"{self.name} has a contract, so it needs a parameter `session`: what it writes through the session is "
                 "committed together with the record that the event is processed"
             )
         if self._session is not None and not session:
             raise ConfigurationError(
-                f"{self.name} has a parameter `session` but no contract; pass contract=Contract(…), and give the app a "
-                "database"
+                f"{self.name} has a parameter `{self._session}` but no contract; pass contract=Contract(…), and give "
+                "the app a database"
             )
 
     def _check_decorators(self, function: Callable[..., Any]) -> None:
         """The parameters are those of the innermost function; every decorator has to pass them on."""
         names = [each for each in (self._payload, self._transaction, self._session) if each is not None]
-        names += self.injection.parameters
+        names += [*self.injection.parameters, *self.guests]
         try:
             inspect.signature(function, follow_wrapped=False).bind(**dict.fromkeys(names))
         except TypeError as error:
@@ -127,6 +142,8 @@ class Signature:
 
     def method(self, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
         """Return a `process_transaction` that calls the function."""
+        if self.guests:
+            from onceward.db.guests import Lending
 
         def process(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
             return function(**self.arguments(transaction, *session))
@@ -135,15 +152,23 @@ class Signature:
             return await function(**self.arguments(transaction, *session))
 
         def process_with(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
+            given = self.arguments(transaction, *session)
             services = self.injection.arguments(task.services, self.name)
-            return function(**self.arguments(transaction, *session), **services)
+            if not self.guests:
+                return function(**given, **services)
+            with Lending(self.guests, *session) as lent:
+                return function(**given, **services, **lent.arguments)
 
         async def process_with_async(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
+            given = self.arguments(transaction, *session)
             services = self.injection.arguments(task.services, self.name)
-            return await function(**self.arguments(transaction, *session), **services)
+            if not self.guests:
+                return await function(**given, **services)
+            async with Lending(self.guests, *session) as lent:
+                return await function(**given, **services, **lent.arguments)
 
         made: Any = process_async if asynchronous else process
-        if self.injection.parameters:
+        if self.injection.parameters or self.guests:
             made = process_with_async if asynchronous else process_with
         made.__wrapped__ = function
         made.__qualname__ = function.__qualname__
@@ -166,6 +191,64 @@ class Signature:
         if self._of_transactions:
             return transaction
         return transaction.payload if self._fit is None else self._fit(transaction.payload)
+
+
+def plain(hint: Any) -> Any:
+    """The type of `Annotated[type, …]`: what is behind it is for other frameworks, such as `Depends`."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def guest_kind(hint: Any) -> Kind | None:
+    """Whose session or connection an annotation asks for. Imports SQLAlchemy only if it may be one."""
+    bases = {each.__module__.partition(".")[0] for each in hint.__mro__} if isinstance(hint, type) else ()
+    if not {"sqlalchemy", "sqlite3", "psycopg"}.intersection(bases):
+        return None
+    from onceward.db.guests import kind_of
+
+    return kind_of(hint)
+
+
+def is_inbox_session(hint: Any) -> bool:
+    """Asked by name, so an app without a database does not import SQLAlchemy."""
+    names = ("InboxSession", "AsyncInboxSession", "EffectfulSession", "AsyncEffectfulSession")
+    return getattr(hint, "__module__", "").startswith("onceward.inbox.") and hint.__name__ in names
+
+
+def check_guests(name: str, guests: Mapping[str, Kind], *, contract: bool, asynchronous: bool) -> None:
+    """Refuse sessions and connections that this consumer cannot get."""
+    seen: dict[str, str] = {}
+    for parameter, kind in guests.items():
+        if not contract:
+            raise ConfigurationError(
+                f"{name} takes {parameter}: {kind.name}, but has no contract, so nothing would commit it; pass "
+                "contract=Contract(…), and give the app a database"
+            )
+        if kind.asynchronous != asynchronous:
+            mode, other = (
+                ("asyncio", OTHERS[kind.family, True])
+                if asynchronous
+                else ("threads", OTHERS[kind.family, False])
+            )
+            raise ConfigurationError(
+                f"{name} takes {parameter}: {kind.name}, but it runs in {mode}; annotate {other}, or make the consumer "
+                f"{'a plain `def`' if asynchronous else '`async def`'}"
+            )
+        if kind.family in seen:
+            raise ConfigurationError(
+                f"{name} takes {seen[kind.family]} and {parameter}, which would both be {kind.name} on one "
+                "transaction; keep one of them"
+            )
+        seen[kind.family] = parameter
+
+
+OTHERS = {
+    ("orm", True): "sqlalchemy.ext.asyncio.AsyncSession",
+    ("orm", False): "sqlalchemy.orm.Session",
+    ("psycopg", True): "psycopg.AsyncConnection",
+    ("psycopg", False): "psycopg.Connection",
+    ("sqlite3", True): "sqlalchemy.ext.asyncio.AsyncSession",
+}
+"""What a consumer in asyncio (True) or in threads annotates."""
 
 
 def batched(hint: Any) -> Any:
