@@ -83,7 +83,7 @@ class OutboxAddress(Address):
         timetable = Timetable(engine, app.name, app.schedules.values(), app.outbox)
         return Relay(
             engine,
-            lambda target: address(target, targets),
+            lambda target: app.detour(address(target, targets)),
             retention=app.settings.outbox_retention,
             publish_due=timetable.publish,
             on_close=app.engines.give_back,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from onceward._functions import is_async
+from onceward.app.injection.parameters import check_guests, taken_by_hint
+from onceward.app.injection.scope import MessageScope
 from onceward.app.services import Injection, Service, Services
 from onceward.errors import ConfigurationError
 from onceward.models import (
@@ -52,12 +54,14 @@ class Signature:
             each for each in inspect.signature(function).parameters.values() if not self._takes(each, hints)
         ]
         self._payload = self._payload_among(rest)
+        self.scope = MessageScope(self.name, self.injection, self.guests)
         self._check(session)
         check_guests(self.name, self.guests, contract=session, asynchronous=is_async(function))
         self._check_decorators(function)
         hint = hints.get(self._payload or "", Any)
         of_one = batched(hint) if session else None
         self.takes_batches = of_one is not None
+        self.scope.check(contract=session, asynchronous=is_async(function), batches=self.takes_batches)
         """Whether the payload's parameter gets a list, with the payloads or transactions of several events."""
         self._of_transactions = of_one is Transaction
         hint = hint if of_one is None else of_one
@@ -80,22 +84,24 @@ class Signature:
             raise ConfigurationError(
                 f"{self.name} takes {parameter.name} by position only, but arguments are passed by name; remove the `/`"
             )
-        hint = plain(hints.get(parameter.name, Any))
-        if hint is Transaction:
+        taken = None
+        if parameter.name not in self.injection.services:
+            taken = taken_by_hint(parameter.name, hints.get(parameter.name, Any))
+        if taken == "transaction":
             if self._transaction is not None:
                 raise ConfigurationError(
                     f"{self.name} takes the transaction twice: {self._transaction}, {parameter.name}; annotate only "
                     "one with Transaction"
                 )
             self._transaction = parameter.name
-        elif parameter.name not in self.injection.services and (kind := guest_kind(hint)) is not None:
-            self.guests[parameter.name] = kind
-        elif is_inbox_session(hint) or parameter.name == "session":
+        elif taken == "session":
             if self._session is not None:
                 raise ConfigurationError(
                     f"{self.name} takes the inbox's session twice: {self._session}, {parameter.name}; remove one"
                 )
             self._session = parameter.name
+        elif taken is not None:
+            self.guests[parameter.name] = taken
         elif service := self._service(parameter.name, hints):
             self.injection.parameters[parameter.name] = service
         else:
@@ -117,7 +123,7 @@ class Signature:
         return next(iter(needed or [each.name for each in rest]), None)
 
     def _check(self, session: bool) -> None:
-        if session and self._session is None and not self.guests:
+        if session and self._session is None and not self.scope.kinds:
             raise ConfigurationError(
                 f"{self.name} has a contract, so it needs a parameter `session`: what it writes through the session is "
                 "committed together with the record that the event is processed"
@@ -142,8 +148,7 @@ class Signature:
 
     def method(self, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
         """Return a `process_transaction` that calls the function."""
-        if self.guests:
-            from onceward.db.guests import Lending
+        opens = bool(self.scope)
 
         def process(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
             return function(**self.arguments(transaction, *session))
@@ -153,19 +158,17 @@ class Signature:
 
         def process_with(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
             given = self.arguments(transaction, *session)
-            services = self.injection.arguments(task.services, self.name)
-            if not self.guests:
-                return function(**given, **services)
-            with Lending(self.guests, *session) as lent:
-                return function(**given, **services, **lent.arguments)
+            if not opens:
+                return function(**given, **self.scope.of_process(task.services))
+            with self.scope.open(task.services, transaction, *session) as more:
+                return function(**given, **more)
 
         async def process_with_async(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
             given = self.arguments(transaction, *session)
-            services = self.injection.arguments(task.services, self.name)
-            if not self.guests:
-                return await function(**given, **services)
-            async with Lending(self.guests, *session) as lent:
-                return await function(**given, **services, **lent.arguments)
+            if not opens:
+                return await function(**given, **self.scope.of_process(task.services))
+            async with self.scope.open_async(task.services, transaction, *session) as more:
+                return await function(**given, **more)
 
         made: Any = process_async if asynchronous else process
         if self.injection.parameters or self.guests:
@@ -191,64 +194,6 @@ class Signature:
         if self._of_transactions:
             return transaction
         return transaction.payload if self._fit is None else self._fit(transaction.payload)
-
-
-def plain(hint: Any) -> Any:
-    """The type of `Annotated[type, …]`: what is behind it is for other frameworks, such as `Depends`."""
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-def guest_kind(hint: Any) -> Kind | None:
-    """Whose session or connection an annotation asks for. Imports SQLAlchemy only if it may be one."""
-    bases = {each.__module__.partition(".")[0] for each in hint.__mro__} if isinstance(hint, type) else ()
-    if not {"sqlalchemy", "sqlite3", "psycopg"}.intersection(bases):
-        return None
-    from onceward.db.guests import kind_of
-
-    return kind_of(hint)
-
-
-def is_inbox_session(hint: Any) -> bool:
-    """Asked by name, so an app without a database does not import SQLAlchemy."""
-    names = ("InboxSession", "AsyncInboxSession", "EffectfulSession", "AsyncEffectfulSession")
-    return getattr(hint, "__module__", "").startswith("onceward.inbox.") and hint.__name__ in names
-
-
-def check_guests(name: str, guests: Mapping[str, Kind], *, contract: bool, asynchronous: bool) -> None:
-    """Refuse sessions and connections that this consumer cannot get."""
-    seen: dict[str, str] = {}
-    for parameter, kind in guests.items():
-        if not contract:
-            raise ConfigurationError(
-                f"{name} takes {parameter}: {kind.name}, but has no contract, so nothing would commit it; pass "
-                "contract=Contract(…), and give the app a database"
-            )
-        if kind.asynchronous != asynchronous:
-            mode, other = (
-                ("asyncio", OTHERS[kind.family, True])
-                if asynchronous
-                else ("threads", OTHERS[kind.family, False])
-            )
-            raise ConfigurationError(
-                f"{name} takes {parameter}: {kind.name}, but it runs in {mode}; annotate {other}, or make the consumer "
-                f"{'a plain `def`' if asynchronous else '`async def`'}"
-            )
-        if kind.family in seen:
-            raise ConfigurationError(
-                f"{name} takes {seen[kind.family]} and {parameter}, which would both be {kind.name} on one "
-                "transaction; keep one of them"
-            )
-        seen[kind.family] = parameter
-
-
-OTHERS = {
-    ("orm", True): "sqlalchemy.ext.asyncio.AsyncSession",
-    ("orm", False): "sqlalchemy.orm.Session",
-    ("psycopg", True): "psycopg.AsyncConnection",
-    ("psycopg", False): "psycopg.Connection",
-    ("sqlite3", True): "sqlalchemy.ext.asyncio.AsyncSession",
-}
-"""What a consumer in asyncio (True) or in threads annotates."""
 
 
 def batched(hint: Any) -> Any:

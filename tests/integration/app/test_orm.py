@@ -373,6 +373,7 @@ def swallows(payload: dict[str, Any], db: Session) -> None:
         db.rollback()
 
 
+HONEST = [pytest.param(honest, marks=pytest.mark.long), honest_async]
 EVENTS = [order(1), order(2, name="bob")]
 
 

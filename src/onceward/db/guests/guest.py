@@ -71,12 +71,13 @@ _KINDS = (
 
 
 class Lending:
-    """The guests of one call of a handler, by its parameters."""
+    """The guests of one call of a handler, one of each family."""
 
     def __init__(self, kinds: Mapping[str, Kind], session: Any) -> None:
         self._guests: dict[str, Guest] = {name: kind.open(session) for name, kind in kinds.items()}
         session.guests = tuple(self._guests.values())
-        self.arguments = {name: guest.given for name, guest in self._guests.items()}
+        self.given = {name: guest.given for name, guest in self._guests.items()}
+        """What to pass on, by family."""
 
     def __enter__(self) -> Self:
         for guest in self._guests.values():
@@ -133,7 +134,7 @@ class Guest:
             raise SessionError(ENDED.format(what=f"this {self.kind.name}"))
         called: Any = self.session.run(operation, *args)
         if not self.kind.asynchronous:
-            return called
+            return called  # type: ignore[no-any-return]
         from sqlalchemy.util import await_only
 
         return await_only(called)  # type: ignore[no-any-return]
