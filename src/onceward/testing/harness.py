@@ -19,7 +19,7 @@ from sqlalchemy import Engine, text
 
 from onceward import _time
 from onceward._functions import is_async
-from onceward.app.app import Consumer, Onceward
+from onceward.app.app import RELAY, Consumer, Onceward
 from onceward.app.build import open_task, open_task_async
 from onceward.app.lifespan import lifespans_of, open_services_async, taken_by
 from onceward.app.relay import RelayConsumer
@@ -157,6 +157,8 @@ class Harness:
         )
 
     async def _consume(self, consumer: Consumer, task: Any) -> Report:
+        if consumer.name != RELAY and self._queues.seconds_until_due(consumer.name):
+            return Report()
         changes = {"streaming": False, "limit": None, "timeout": None}
         loop = consumer.policy.loop.model_copy(update=changes)
         policy = consumer.policy.model_copy(update={"loop": loop})

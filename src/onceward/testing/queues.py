@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -77,8 +78,10 @@ class Queues:
         }
         return Route(f"memory://test-{self._number}/route-{next(_numbers)}", found, str(sink), self.published)
 
-    def seconds_until_due(self) -> float:
-        return min(map(seconds_until_due, self._memory.values()), default=float("inf"))
+    def seconds_until_due(self, *names: str) -> float:
+        """How long until a message for one of these consumers is due, or for any."""
+        queues = [self._memory[name] for name in names or self._memory]
+        return min(map(seconds_until_due, queues), default=inf)
 
 
 def _place(address: Address) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class Tested:
 
     @property
     def published(self) -> list[Published]:
-        """The messages that the outbox and producers have published, in their order."""
+        """The messages that the outbox and producers have published; those for one target in their order."""
         return self._harness.published
 
     @property
