@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from onceward._functions import code_of, is_async
 from onceward.app.checks import (
     address_of,
+    check_connections,
     check_contract,
     check_function,
     check_limit,
@@ -23,6 +24,7 @@ from onceward.app.checks import (
 from onceward.app.consumer import Consumer as Consumer
 from onceward.app.consumer import Consumers
 from onceward.app.engines import SharedEngines, open_engine
+from onceward.app.lifespan import RELAY as RELAY
 from onceward.app.policies import parse_policy, policy_of
 from onceward.app.send.functions import (
     CONSUMER_WAYS,
@@ -32,9 +34,10 @@ from onceward.app.send.functions import (
     SendsToSink,
     attach,
 )
-from onceward.app.services import Services
+from onceward.app.services import Per, Services
 from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.app.targets import AppTargets, database_place
+from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.failures.board import Board
 from onceward.failures.rules import OutageRule, RuleBook, Rules, check_dependencies, check_names, check_rules
@@ -61,9 +64,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
-
-RELAY = "outbox-relay"
-"""The name of the consumer that relays the outbox."""
 
 _apps: WeakSet[Onceward] = WeakSet()
 
@@ -123,6 +123,8 @@ class Onceward:
         """The consumers that run in this process; empty for all. `onceward run` sets it."""
         self.run_only: tuple[str, ...] = ()
         """The consumers that run in all processes of the run together; empty for all."""
+        self.detour: Callable[[Address], Address] = lambda address: address
+        """Where the outbox publishes instead: a test keeps its messages in memory."""
         self.engines = SharedEngines(self)
         self.services = Services()
         self.opened: dict[str, Any] = {}
@@ -177,6 +179,10 @@ class Onceward:
         if "concurrency" in given:
             for consumer in self.consumers.values():
                 consumer.policy = policy_of(consumer.name, consumer.policy, None, given["concurrency"])
+
+    def restore(self, resolved: Resolved, opened: dict[str, Any]) -> None:
+        """Undo what a test has overridden."""
+        self._resolved, self.opened = resolved, opened
 
     def consumer(
         self,
@@ -270,6 +276,8 @@ class Onceward:
                 (order_by, on_dead, most_held),
             )
             self._check_sharing(consumer)
+            if consumer.contract is not None:
+                check_connections(consumer, self.database)
             consumer.outbox = self.outbox
             self.consumers[own] = consumer
             decorated: ConsumerFunction[Arguments, Returned] = attach(function, consumer, CONSUMER_WAYS)
@@ -285,21 +293,30 @@ class Onceward:
     @overload
     def service(self, function: F, /) -> F: ...
     @overload
-    def service(self, function: None = None, /, *, outside: bool = True) -> Callable[[F], F]: ...
-    def service(self, function: Any = None, /, *, outside: bool = True) -> Any:
+    def service(
+        self, function: None = None, /, *, outside: bool = True, per: Per = "process"
+    ) -> Callable[[F], F]: ...
+    def service(self, function: Any = None, /, *, outside: bool = True, per: Per = "process") -> Any:
         """Let consumers declared below take what the function makes, as a parameter of its name or its return type.
 
         The function returns the object, or yields it and cleans up after the `yield`; `async def` is for `async def`
         consumers. Its own parameters are services. Each worker process opens a service once, before its first message,
-        and closes it after the last. `onceward verify` never opens it, but asks for a fake, unless `outside=False` says
-        that it calls nothing outside the process.
+        and closes it after the last. With `per="message"`, each call of a handler gets its own: its factory may take
+        the `Transaction` and the sessions of the message, too, and cleans up before the commit. `onceward verify`
+        never opens it, but asks for a fake, unless `outside=False` says that it calls nothing outside the process.
         """
 
         def decorate(function: F) -> F:
-            self.services.add(function, outside=outside)
+            self.services.add(function, outside=outside, per=per)
             return function
 
         return decorate if function is None else decorate(function)
+
+    def lifespan(self, function: F) -> F:
+        """Run the function around the messages of each worker process: to its `yield` before the first, and the rest
+        after the last. It may take services. `async def` needs a consumer that is `async def`."""
+        self.services.add_lifespan(function)
+        return function
 
     def _check_sharing(self, consumer: Consumer) -> None:
         """Two consumers of one queue would split its messages; two that share an inbox would split the work."""

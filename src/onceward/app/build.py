@@ -13,6 +13,7 @@ from onceward._environment import NO_CONTRACT, names_production
 from onceward._secrets import mask_url, remember
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward, consumers_of
+from onceward.app.checks import check_connections
 from onceward.app.lifespan import open_services, open_services_async, taken_by
 from onceward.app.services import Service, Services
 from onceward.connectors.owners import set_owner
@@ -140,6 +141,7 @@ async def _build_task(
         chain += [letters] if limit is None else [limit, letters]
         records = _records(engine, asynchronous)
         if consumer.contract is not None:
+            check_connections(consumer, app.database)
             inbox = await _inbox(engine, app, consumer.contract, asynchronous)
             if consumer.order is not None:
                 chain.insert(0, _order(engine, consumer, consumer.order, asynchronous))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from onceward._functions import yields
+from onceward._secrets import mask_url
 from onceward.connectors.patience import check_patience
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
@@ -124,3 +125,21 @@ def check_delays(consumer: Consumer) -> None:
     for condition, rule in consumer.failures.retries():
         delays = rules.shortest_delays(rule.redelivery)
         check_patience(*whose, delays, f"its rule for {condition}", "give that more or longer delays")
+
+
+def check_connections(consumer: Consumer, database: str) -> None:
+    """Refuse a driver's connection where the session has another one, or none."""
+    for parameter, kind in consumer.signature.guests.items():
+        if kind.family == "orm":
+            continue
+        takes = f"{consumer.name} takes {parameter}: {kind.name}"
+        if consumer.contract is not None and consumer.contract.mode == "effectful":
+            raise ConfigurationError(
+                f"{takes}, but its contract says mode='effectful', where no connection is held during an effect; take "
+                "`session`, or a session of SQLAlchemy's ORM"
+            )
+        if (kind.family == "sqlite3") != database.startswith("sqlite"):
+            raise ConfigurationError(
+                f"{takes}, but the database of the app is {mask_url(database).partition(':')[0]}; take the "
+                "connection of its driver, `session`, or a session of SQLAlchemy's ORM"
+            )

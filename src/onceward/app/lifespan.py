@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from onceward._functions import ENTERED, ENTERED_ASYNC, check_result
 from onceward._process.forks import UserCode
 from onceward._sync import run_blocking
+from onceward.app.injection.scope import PerMessage, make
 from onceward.app.services import Service, Services
-from onceward.errors import OncewardError
+from onceward.errors import ConfigurationError, OncewardError
 from onceward.task.lifecycle import text_of
 from onceward.telemetry.logger import OwnLogger
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 _log = OwnLogger(logging.getLogger("onceward.app"))
 
+RELAY = "outbox-relay"
+"""The name of the consumer that relays the outbox."""
 Close = Callable[[], Awaitable[None]]
 
 
@@ -31,7 +32,7 @@ class ServiceError(OncewardError):
 @contextmanager
 def shared_services(app: Onceward, consumers: Sequence[Consumer]) -> Iterator[None]:
     """Open what these consumers of a process share. What needs an event loop is left to `shared_services_async`."""
-    services, taken = app.services, taken_by(consumers)
+    services, taken = app.services, [*lifespans_of(app, consumers), *taken_by(consumers)]
     plain = [each for each in services.in_order(taken) if not services.need_a_loop([each])]
     with open_services(services, plain, {}) as app.opened:
         yield
@@ -40,8 +41,23 @@ def shared_services(app: Onceward, consumers: Sequence[Consumer]) -> Iterator[No
 @asynccontextmanager
 async def shared_services_async(app: Onceward, consumers: Sequence[Consumer]) -> AsyncIterator[None]:
     """Open the rest, in the event loop of the process."""
-    async with open_services_async(app.services, taken_by(consumers), app.opened) as app.opened:
+    wanted = [*lifespans_of(app, consumers), *taken_by(consumers)]
+    async with open_services_async(app.services, wanted, app.opened) as app.opened:
         yield
+
+
+def lifespans_of(app: Onceward, consumers: Sequence[Consumer]) -> list[Service]:
+    """The lifespans of a process with these consumers: none if it only relays."""
+    found = app.services.lifespans
+    if all(each.name == RELAY for each in consumers):
+        return []
+    in_loop = app.services.need_a_loop(found)
+    if in_loop and not any(each.asynchronous for each in consumers):
+        raise ConfigurationError(
+            f"the lifespan {in_loop[0]} is `async def`, but no consumer of this process runs in asyncio; make it a "
+            "plain `def`"
+        )
+    return found
 
 
 def taken_by(consumers: Iterable[Consumer]) -> list[Service]:
@@ -79,6 +95,9 @@ async def _open(
     """Written for both modes: in threads there is nothing to await, because async services are refused before."""
     opened = dict(given)
     for service in services.in_order(wanted, opened):
+        if service.per == "message":
+            opened[service.name] = PerMessage(service, services)
+            continue
         arguments = {name: opened[needed.name] for name, needed in services.needs(service).items()}
         try:
             with UserCode(f"service {service}"):
@@ -89,32 +108,15 @@ async def _open(
 
 
 async def _make(service: Service, arguments: dict[str, Any], at_the_end: Callable[[Close], object]) -> Any:
-    made: Any = service.function(**arguments)
-    yielding = made
-    if inspect.isgenerator(made):
-        made = contextmanager(lambda: yielding)()
-    elif inspect.isasyncgen(made):
-        made = asynccontextmanager(lambda: yielding)()
-    if isinstance(made, (ENTERED, ENTERED_ASYNC)):
-        manager: Any = made
-        is_async = isinstance(made, ENTERED_ASYNC)
-        made = await manager.__aenter__() if is_async else manager.__enter__()
-        leave = manager.__aexit__ if is_async else manager.__exit__
+    made, leave = await make(service, arguments)
+    if leave is not None:
 
         async def close() -> None:
             try:
                 with UserCode(f"service {service}"):
-                    left = leave(None, None, None)
-                    if inspect.isawaitable(left):
-                        await left
+                    await leave(None)
             except Exception:  # noqa: BLE001  the others are closed all the same
                 _log.error("service %s failed to close", service, exc_info=True)
 
         at_the_end(close)
-    elif service.is_async:
-        made = await made
-    else:
-        made = check_result(made, service.function)
-    if made is None and service.promised:
-        raise TypeError(f"it made None instead of {service.promised}; return or yield the object")
     return made

@@ -10,6 +10,7 @@ from onceward.errors import ConfigurationError
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from onceward.app.services import Injection
     from onceward.deadletters import DeadLetter, DeadLetters
     from onceward.deadletters.dry_run import Prediction
     from onceward.transaction import Transaction
@@ -53,8 +54,20 @@ def task_for_dry_runs(kind: type[Any], engine: Engine, app: Any = None) -> Any:
         set_gate(inbox, app)
     source: Any = AsyncMemoryConnector() if issubclass(kind, AsyncTask) else MemoryConnector()
     taken = getattr(kind, "injection", None)
-    fakes = {each.name: Unopened(each.name) for each in taken.parameters.values()} if taken else {}
+    fakes = _unopened(taken) if taken else {}
     return kind({"source": source}, {"inbox": inbox, **fakes})
+
+
+def _unopened(taken: Injection) -> dict[str, Any]:
+    """What is made for each message from its session alone is made; the rest is not opened."""
+    from onceward.app.injection.scope import PerMessage
+
+    return {
+        each.name: PerMessage(each, taken.services)
+        if each.per == "message" and not each.outside
+        else Unopened(each.name)
+        for each in taken.services.in_order(taken.parameters.values())
+    }
 
 
 def rehearse(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onceward.app.app import RELAY, Consumer, Onceward
@@ -35,6 +35,7 @@ class RelaySignature:
 
     model = None
     injection = Injection(Services(), {})
+    guests: Mapping[str, Any] = {}
 
     def method(self, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
         def process(task: Any, transaction: Transaction, /, **_: Any) -> None:
@@ -82,7 +83,7 @@ class OutboxAddress(Address):
         timetable = Timetable(engine, app.name, app.schedules.values(), app.outbox)
         return Relay(
             engine,
-            lambda target: address(target, targets),
+            lambda target: app.detour(address(target, targets)),
             retention=app.settings.outbox_retention,
             publish_due=timetable.publish,
             on_close=app.engines.give_back,

@@ -23,10 +23,15 @@ from collections.abc import (
 )
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from onceward.app.injection.parameters import taken_by_hint
 from onceward.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from onceward.app.injection.parameters import Taken
+
+Per = Literal["process", "message"]
 RESERVED = ("session", "inbox")
 """Names that mean something else to a consumer."""
 YIELDED = (AsyncGenerator, AsyncIterator, Generator, Iterator)
@@ -38,11 +43,15 @@ PLAIN = ("builtins", "collections.abc", "typing")
 class Service:
     """A factory. `name` is its function's, unless it replaces another one."""
 
-    def __init__(self, function: Callable[..., Any], name: str, *, outside: bool = True) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, *, outside: bool = True, per: Per = "process"
+    ) -> None:
         self.function = function
         self.name = name
         self.outside = outside
         """Whether its object may call the outside world."""
+        self.per: Per = per
+        """Whether one object serves all messages of a process, or each message gets its own."""
         inner = inspect.unwrap(function)
         self._yields = inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
         self.is_async = inspect.isasyncgenfunction(inner) or inspect.iscoroutinefunction(inner)
@@ -104,13 +113,18 @@ class Replaced(NamedTuple):
 class Services(dict[str, Service]):
     """The services of an app by name."""
 
-    def add(self, function: Callable[..., Any], *, outside: bool) -> None:
+    def add(self, function: Callable[..., Any], *, outside: bool, per: Per = "process") -> None:
         name = getattr(function, "__name__", "")
         if isinstance(function, type) or not inspect.isroutine(function) or not name.isidentifier():
             raise ConfigurationError(
                 f"@app.service goes above a function that returns or yields the service, not {function!r}"
             )
-        service = Service(function, name, outside=outside)
+        service = Service(function, name, outside=outside, per=per)
+        if per not in get_args(Per):
+            raise ConfigurationError(
+                f"service {service} has per={per!r}; write per='process' for one object in each process, or "
+                "per='message' for one in each call of a handler"
+            )
         if name in RESERVED:
             raise ConfigurationError(f"a service cannot be named {name!r}; rename the function {service}")
         if name in self:
@@ -118,6 +132,19 @@ class Services(dict[str, Service]):
                 f"two services are named {name!r}: {self[name]} and {service}; rename one"
             )
         self[name] = service
+
+    def add_lifespan(self, function: Callable[..., Any]) -> None:
+        if isinstance(function, type) or not inspect.isroutine(function):
+            raise ConfigurationError(f"@app.lifespan goes above a function with a yield, not {function!r}")
+        name = f"{getattr(function, '__name__', 'lifespan')}()"  # which no parameter is called
+        if name in self:
+            raise ConfigurationError(f"two lifespans are named {function.__name__!r}; rename one")
+        self[name] = Service(function, name)
+
+    @property
+    def lifespans(self) -> list[Service]:
+        """What runs around all messages of a process, whoever takes it."""
+        return [each for name, each in self.items() if name.endswith("()")]
 
     def match(self, taker: str, name: str, hint: Any) -> Service | None:
         """The service that a parameter of `taker` gets; None if there is none. Raises if it is not clear which."""
@@ -142,24 +169,40 @@ class Services(dict[str, Service]):
         """Those of exactly this type, or else of a subclass."""
         if not isinstance(hint, type) or hint.__module__ in PLAIN:
             return []
-        exact = [each for each in self.values() if each.provides is hint]
-        return exact or [each for each in self.values() if each.provides and hint in each.provides.__mro__]
+        known = [each for each in self.values() if each not in self.lifespans]
+        exact = [each for each in known if each.provides is hint]
+        return exact or [each for each in known if each.provides and hint in each.provides.__mro__]
 
     def needs(self, service: Service) -> dict[str, Service]:
         """The services that a factory takes, by parameter."""
         found: dict[str, Service] = {}
         for each in inspect.signature(service.function).parameters.values():
-            if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) or each.name in self.of_message(service):
                 continue
             needed = self.match(f"service {service.name}", each.name, service.hints.get(each.name, Any))
             if needed is not None and each.kind is not each.POSITIONAL_ONLY:
+                if needed.per == "message" and service.per == "process":
+                    raise ConfigurationError(
+                        f"service {service} is made once in a process, but takes {each.name}, which service {needed} "
+                        "makes for each message; add per='message' to it, too"
+                    )
                 found[each.name] = needed
             elif each.default is each.empty:
                 raise ConfigurationError(
-                    f"service {service} takes {each.name}, but a factory takes other services only, by name or by type;"
-                    f" {self.known()}"
+                    f"service {service} takes {each.name}, but a factory takes other services only, by name or by type"
+                    f"{'' if service.per == 'process' else ', a Transaction and sessions'}; {self.known()}"
                 )
         return found
+
+    def of_message(self, service: Service) -> dict[str, Taken]:
+        """The parameters of a factory that get the transaction or a session of the message."""
+        if service.per == "process":
+            return {}
+        names = inspect.signature(service.function).parameters
+        found = {
+            name: taken_by_hint(name, service.hints.get(name, Any)) for name in names if name not in self
+        }
+        return {name: taken for name, taken in found.items() if taken is not None}
 
     def in_order(self, wanted: Iterable[Service], given: Collection[str] = ()) -> list[Service]:
         """These services and all that they need, in the order to open them, without those in `given`."""
@@ -218,9 +261,10 @@ class Services(dict[str, Service]):
         return Replaced(services, objects, frozenset(names))
 
     def known(self) -> str:
-        if not self:
+        known = [each for each in self.values() if each not in self.lifespans]
+        if not known:
             return "the app has no services; declare one above with @app.service"
-        return f"the services are {', '.join(f'{each.name}: {_type_name(each)}' for each in self.values())}"
+        return f"the services are {', '.join(f'{each.name}: {_type_name(each)}' for each in known)}"
 
 
 class Injection(NamedTuple):
@@ -229,13 +273,13 @@ class Injection(NamedTuple):
     services: Services
     parameters: dict[str, Service]
 
-    def arguments(self, given: Mapping[str, Any], taker: str) -> dict[str, Any]:
-        """The arguments, from objects by the names of their services."""
+    def object(self, service: Service, given: Mapping[str, Any], taker: str) -> Any:
+        """The object of a service, from those that are open."""
         try:
-            return {parameter: given[service.name] for parameter, service in self.parameters.items()}
-        except KeyError as missing:
+            return given[service.name]
+        except KeyError:
             raise ConfigurationError(
-                f"{taker} was built without its service {missing.args[0]}; open it with open_task(app, consumer)"
+                f"{taker} was built without its service {service.name}; open it with open_task(app, consumer)"
             ) from None
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from onceward._functions import is_async
+from onceward.app.injection.parameters import check_guests, taken_by_hint
+from onceward.app.injection.scope import MessageScope
 from onceward.app.services import Injection, Service, Services
 from onceward.errors import ConfigurationError
 from onceward.models import (
@@ -21,6 +24,9 @@ from onceward.models import (
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
+if TYPE_CHECKING:
+    from onceward.db.guests import Kind
+
 ANYTHING = (Any, object, inspect.Parameter.empty)
 """Annotations that leave the payload as it is."""
 
@@ -29,7 +35,8 @@ class Signature:
     """The parameters of a consumer: `def charge(order: Order, payments: Payments, session, transaction: Transaction)`.
 
     A parameter annotated `Transaction` gets the transaction, one named `session` the database session of the contract,
-    one that has the name or type of a service gets the service, and the remaining one the payload, converted to its
+    one annotated with a session of SQLAlchemy's ORM, or a driver's connection, that one on the same transaction, one
+    that has the name or type of a service gets the service, and the remaining one the payload, converted to its
     annotated type.
     """
 
@@ -41,15 +48,20 @@ class Signature:
         hints = _hints(function)
         self._transaction: str | None = None
         self._session: str | None = None
+        self.guests: dict[str, Kind] = {}
+        """Parameters that use the session's transaction through a library."""
         rest = [
             each for each in inspect.signature(function).parameters.values() if not self._takes(each, hints)
         ]
         self._payload = self._payload_among(rest)
+        self.scope = MessageScope(self.name, self.injection, self.guests)
         self._check(session)
+        check_guests(self.name, self.guests, contract=session, asynchronous=is_async(function))
         self._check_decorators(function)
         hint = hints.get(self._payload or "", Any)
         of_one = batched(hint) if session else None
         self.takes_batches = of_one is not None
+        self.scope.check(contract=session, asynchronous=is_async(function), batches=self.takes_batches)
         """Whether the payload's parameter gets a list, with the payloads or transactions of several events."""
         self._of_transactions = of_one is Transaction
         hint = hint if of_one is None else of_one
@@ -72,15 +84,24 @@ class Signature:
             raise ConfigurationError(
                 f"{self.name} takes {parameter.name} by position only, but arguments are passed by name; remove the `/`"
             )
-        if hints.get(parameter.name) is Transaction:
+        taken = None
+        if parameter.name not in self.injection.services:
+            taken = taken_by_hint(parameter.name, hints.get(parameter.name, Any))
+        if taken == "transaction":
             if self._transaction is not None:
                 raise ConfigurationError(
                     f"{self.name} takes the transaction twice: {self._transaction}, {parameter.name}; annotate only "
                     "one with Transaction"
                 )
             self._transaction = parameter.name
-        elif parameter.name == "session":
+        elif taken == "session":
+            if self._session is not None:
+                raise ConfigurationError(
+                    f"{self.name} takes the inbox's session twice: {self._session}, {parameter.name}; remove one"
+                )
             self._session = parameter.name
+        elif taken is not None:
+            self.guests[parameter.name] = taken
         elif service := self._service(parameter.name, hints):
             self.injection.parameters[parameter.name] = service
         else:
@@ -102,21 +123,21 @@ class Signature:
         return next(iter(needed or [each.name for each in rest]), None)
 
     def _check(self, session: bool) -> None:
-        if session and self._session is None:
+        if session and self._session is None and not self.scope.kinds:
             raise ConfigurationError(
                 f"{self.name} has a contract, so it needs a parameter `session`: what it writes through the session is "
                 "committed together with the record that the event is processed"
             )
         if self._session is not None and not session:
             raise ConfigurationError(
-                f"{self.name} has a parameter `session` but no contract; pass contract=Contract(…), and give the app a "
-                "database"
+                f"{self.name} has a parameter `{self._session}` but no contract; pass contract=Contract(…), and give "
+                "the app a database"
             )
 
     def _check_decorators(self, function: Callable[..., Any]) -> None:
         """The parameters are those of the innermost function; every decorator has to pass them on."""
         names = [each for each in (self._payload, self._transaction, self._session) if each is not None]
-        names += self.injection.parameters
+        names += [*self.injection.parameters, *self.guests]
         try:
             inspect.signature(function, follow_wrapped=False).bind(**dict.fromkeys(names))
         except TypeError as error:
@@ -127,6 +148,7 @@ class Signature:
 
     def method(self, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
         """Return a `process_transaction` that calls the function."""
+        opens = bool(self.scope)
 
         def process(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
             return function(**self.arguments(transaction, *session))
@@ -135,15 +157,21 @@ class Signature:
             return await function(**self.arguments(transaction, *session))
 
         def process_with(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
-            services = self.injection.arguments(task.services, self.name)
-            return function(**self.arguments(transaction, *session), **services)
+            given = self.arguments(transaction, *session)
+            if not opens:
+                return function(**given, **self.scope.of_process(task.services))
+            with self.scope.open(task.services, transaction, *session) as more:
+                return function(**given, **more)
 
         async def process_with_async(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
-            services = self.injection.arguments(task.services, self.name)
-            return await function(**self.arguments(transaction, *session), **services)
+            given = self.arguments(transaction, *session)
+            if not opens:
+                return await function(**given, **self.scope.of_process(task.services))
+            async with self.scope.open_async(task.services, transaction, *session) as more:
+                return await function(**given, **more)
 
         made: Any = process_async if asynchronous else process
-        if self.injection.parameters:
+        if self.injection.parameters or self.guests:
             made = process_with_async if asynchronous else process_with
         made.__wrapped__ = function
         made.__qualname__ = function.__qualname__

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from onceward._sync import run_blocking
+from onceward._time import wall
 from onceward.connectors.base import AsyncClosing, Closing
 from onceward.connectors.batches import BlockingCoalescer
 from onceward.connectors.codec import DecodeError, decode, encode_all
@@ -160,7 +160,7 @@ class LeasingConnector(Closing):
         self.lease = rules.lease
         self.owner: str | None = None
         self._store = store
-        self._clock = clock or time.time
+        self._clock = clock or wall
         """Seconds since 1970, for people to read."""
         self._now = clock or store.now
         self._deliveries = LeasedDeliveries()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
     ClauseElement,
@@ -32,11 +32,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from onceward.db.errors import LockTimeoutError, OptimisticConflict, RetryRefusedError, RowError, SessionError
+from onceward.db.errors import (
+    ENDED_WITHIN,
+    LockTimeoutError,
+    OptimisticConflict,
+    RetryRefusedError,
+    RowError,
+    SessionError,
+)
 from onceward.db.statement import refusal
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 
+T = TypeVar("T")
 Sql = str | Executable
 """SQL with `:name` parameters, or a SQLAlchemy construct."""
 Params = Mapping[str, Any]
@@ -73,6 +81,24 @@ def fetch_one(transaction: DbTransaction, sql: Sql, params: Params | None) -> Ro
 def fetch_all(transaction: DbTransaction, sql: Sql, params: Params | None) -> list[Row]:
     with _result(transaction, sql, params) as result:
         return _rows(result)
+
+
+def statement(transaction: DbTransaction, sql: Any, call: Callable[[], T]) -> T:
+    """Run a statement that a library makes: an ORM, or a driver."""
+    driver: Any = transaction.connection.dialect.loaded_dbapi
+    try:
+        return call()
+    except driver.Error as error:
+        transaction.fail(error)
+        raise
+
+
+def check_open(transaction: DbTransaction) -> None:
+    """Raise if the database has ended the transaction, or other code has."""
+    if transaction.backend.has_ended(transaction.connection):
+        error = SessionError(ENDED_WITHIN)
+        transaction.lose(error)
+        raise error
 
 
 def insert_idempotent(
@@ -186,7 +212,7 @@ def _result(
         _check(connection, statement.text)
     elif _GUARDED not in connection.get_execution_options():
         # A construct may contain any text, so what the driver gets is checked.
-        event.listen(connection, "before_cursor_execute", _check_compiled)
+        event.listen(connection, "before_cursor_execute", check_compiled)
         connection.execution_options(**{_GUARDED: True})
     return connection.execute(statement, params, execution_options={"preserve_rowcount": True})
 
@@ -197,7 +223,7 @@ def _check(connection: Connection, sql: str) -> None:
         raise SessionError(why)
 
 
-def _check_compiled(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+def check_compiled(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
     _check(connection, statement)
 
 

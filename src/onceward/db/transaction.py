@@ -27,7 +27,7 @@ from sqlalchemy.pool import Pool, StaticPool
 
 from onceward._process.forks import forks
 from onceward.db.backends import BACKENDS, backend_of
-from onceward.db.errors import LockTimeoutError, SessionError
+from onceward.db.errors import ENDED_WITHIN, LockTimeoutError, SessionError
 from onceward.errors import ConfigurationError
 from onceward.task.cancellation import Canceller, CancelToken, current_token, raise_if_cancelled
 from onceward.task.exceptions import AttemptInterrupted
@@ -97,12 +97,15 @@ class DbTransaction:
 
     @property
     def connection(self) -> Connection:
+        self._check_open()
+        assert self._connection is not None
+        return self._connection
+
+    def _check_open(self) -> None:
         if self.is_of_parent:
             raise SessionError(FORKED)
         if self._state is not SessionState.OPEN:
             self._refuse(CANNOT_USE)
-        assert self._connection is not None
-        return self._connection
 
     def __enter__(self) -> Self:
         limited = current_attempt.get() is not None
@@ -156,7 +159,7 @@ class DbTransaction:
         self, operation: Callable[Concatenate[DbTransaction, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run one operation of the session, and remember its failure: the commit must not ignore it."""
-        connection = self.connection
+        self._check_open()
         if self.token is not None and self.token.expired:
             raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
         try:
@@ -164,14 +167,18 @@ class DbTransaction:
         except StatementError as error:
             scrub(error)
             if isinstance(error, DBAPIError):
-                self._failure = error
-                if self._has_ended(connection):
-                    self.lose(error)
+                self.fail(error)
             raise
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt: how far the statement got is unknown
                 self.lose(error)
             raise
+
+    def fail(self, error: BaseException) -> None:
+        """A statement has failed: the commit must not ignore it."""
+        self._failure = error
+        if self._connection is not None and self._has_ended(self._connection):
+            self.lose(error)
 
     def lose(self, error: BaseException) -> None:
         """Allow only a rollback from here on."""
@@ -248,6 +255,10 @@ class DbTransaction:
                 ) from self._failure
             if self.parts > 1:
                 self.backend.check_parts(connection)
+            if (
+                not connection.in_transaction()
+            ):  # then there is nothing to commit, and SQLAlchemy says nothing
+                raise SessionError(ENDED_WITHIN)
             connection.commit()  # may be canceled: the database then answers whether it has committed
             self._forget_canceller()
         except BaseException as failure:

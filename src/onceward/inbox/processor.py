@@ -367,7 +367,7 @@ class EventProcessor:
     def is_serialization_failure(self, error: BaseException) -> bool:
         cause: BaseException | None = error.raised if isinstance(error, Raised) else error
         while cause is not None:
-            if isinstance(cause, DBAPIError) and self._backend.is_serialization_failure(cause):
+            if self._backend.is_serialization_failure(cause):
                 return True
             cause = cause.__cause__
         return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sqlite3
 import sys
-import time
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from onceward._time import wall
 from onceward.outbox.errors import OutboxError
 from onceward.outbox.message import Message
 from onceward.outbox.rows import ConnectionPort, insert_in_sqlite
@@ -232,7 +232,7 @@ def _kinds(module: str, *names: str) -> tuple[type[Any], ...]:
 
 
 def _with_time(dialect: str, values: dict[str, Any]) -> dict[str, Any]:
-    return {**values, "now": time.time()} if dialect == "sqlite" else values
+    return {**values, "now": wall()} if dialect == "sqlite" else values
 
 
 @lru_cache(50)

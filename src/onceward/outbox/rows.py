@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from time import time
 from typing import Any
 
+from onceward._time import wall
 from onceward.outbox.errors import OutboxError
 from onceward.outbox.message import Message
 
@@ -48,7 +48,7 @@ async def write(port: ConnectionPort, message: Message) -> str:
 
 def insert_in_sqlite(driver: Any, message: Message) -> bool:
     """Insert a message that is ready, on a plain connection of sqlite3. Of all sends, this one is the fastest."""
-    values = (message.id, message.target, message.key, message.digest, message.body, time())
+    values = (message.id, message.target, message.key, message.digest, message.body, wall())
     return bool(driver.execute(_READY_IN_SQLITE, values).rowcount == 1)
 
 

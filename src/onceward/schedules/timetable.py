@@ -9,7 +9,6 @@ schedule begins with its next slot.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from math import inf
@@ -17,6 +16,7 @@ from math import inf
 from sqlalchemy import Engine
 
 from onceward._sync import run_blocking
+from onceward._time import uptime
 from onceward.db import LockTimeoutError
 from onceward.db.transaction import DbTransaction
 from onceward.outbox.connections import BlockingConnectionPort
@@ -59,7 +59,7 @@ class Timetable:
 
     def publish(self) -> float:
         """Publish the slots that are due. Return the seconds until the next look."""
-        now = time.monotonic()
+        now = uptime()
         if now < self._look_at:
             return self._look_at - now
         wait = LOOK_EVERY
@@ -67,7 +67,7 @@ class Timetable:
             wait = min(wait, run_blocking(self._ports.transact(self._publish_all)))
         except LockTimeoutError:  # another process is at it, or a handler's transaction is long
             wait = 1.0
-        self._look_at = time.monotonic() + wait
+        self._look_at = uptime() + wait
         return wait
 
     def _publish_all(self, transaction: DbTransaction) -> float:

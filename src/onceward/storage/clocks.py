@@ -9,14 +9,13 @@ so it refuses if that clock was set ahead, or if the machine seems to have been 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
 from sqlalchemy import Connection, text
 
-from onceward._time import boot_id, uptime
+from onceward._time import boot_id, uptime, wall
 from onceward.errors import OncewardError
 
 TOLERANCE: Final = 1800.0
@@ -41,11 +40,11 @@ class Clocks:
     def steady(self, connection: Connection) -> float:
         """Return the steady time in seconds, close to the wall clock when the machine started."""
         if not self._boot:
-            return time.time()
+            return wall()
         if self._ahead is None:
             row = connection.execute(_READ, {"boot": self._boot}).first()
             if row is None:  # its value is kept in mind once it is committed
-                now = time.time()
+                now = wall()
                 if connection.execute(_ANY).first() is not None:
                     for end_leases in _END_LEASES:
                         connection.execute(end_leases, {"now": now})

@@ -24,6 +24,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
 from onceward._sync import run_blocking
+from onceward._time import wall
 from onceward.backoff import Backoff
 from onceward.db.backends import BACKENDS
 from onceward.db.engines import keep_private
@@ -170,7 +171,7 @@ class Sql:
 
     def __init__(self, dialect: str, clock: Callable[[], float] | None = None) -> None:
         self._now = _NOW[dialect]
-        self._clock = clock or time.time
+        self._clock = clock or wall
         self._needs_time = self._now == ":now"
         self._steady = (_STEADY if clock is None else _NOW)[dialect]
         self.clocks = Clocks(clock)

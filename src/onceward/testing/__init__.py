@@ -1,4 +1,5 @@
-"""Tools for tests: a fake clock, recorded telemetry, real servers, and conformance suites for connectors and stores."""
+"""Tools for tests: apps in memory, a fake clock, recorded telemetry, real servers, and conformance suites for
+connectors and stores."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,8 +7,18 @@ from onceward.testing.clock import FakeClock
 
 if TYPE_CHECKING:
     from onceward.testing.telemetry import Recording, record
+    from onceward.testing.under_test import AppUnderTest, AsyncAppUnderTest, Effect, Published, app
 
-__all__ = ["FakeClock", "Recording", "record"]
+__all__ = [
+    "AppUnderTest",
+    "AsyncAppUnderTest",
+    "Effect",
+    "FakeClock",
+    "Published",
+    "Recording",
+    "app",
+    "record",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +27,8 @@ def __getattr__(name: str) -> Any:
         from onceward.testing import telemetry
 
         return getattr(telemetry, name)
+    if name in ("AppUnderTest", "AsyncAppUnderTest", "Effect", "Published", "app"):
+        from onceward.testing import under_test
+
+        return getattr(under_test, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,19 +1,24 @@
-"""The pytest plugin, with the fixture `verify_consumer`:
+"""The pytest plugin, with the fixtures `verify_consumer` and `onceward_app`:
 
     def test_billing(verify_consumer):
         verify_consumer(Bill, events=[…], setup=create_tables)
 
-Every run of pytest loads it, so it imports the kit only when a test uses the fixture.
+    def test_shop(onceward_app):
+        t = onceward_app(app, setup=create_tables)
+
+Every run of pytest loads it, so it imports their parts only when a test uses the fixture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from onceward.testing.under_test import AppUnderTest
     from onceward.verify import VerificationReport
 
 
@@ -48,3 +53,12 @@ def verify_consumer(
         return report
 
     return verify_or_fail
+
+
+@pytest.fixture
+def onceward_app() -> Iterator[Callable[..., AppUnderTest]]:
+    """`onceward.testing.app`, until the end of the test: `t = onceward_app(app, setup=…, services=…)`."""
+    from onceward.testing.under_test import app as under_test
+
+    with ExitStack() as stack:
+        yield lambda app, **options: stack.enter_context(under_test(app, **options))

@@ -32,8 +32,14 @@ from onceward.verify.watch.intrusions import Phase, Scope, during, note_temporar
 from onceward.verify.watch.keys import ignores_key
 
 _ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
-_MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
-_READS = re.compile(r"\s*(select|values|show|pragma)\b", re.IGNORECASE)
+_MAY_WRITE = (
+    operations.execute,
+    operations.execute_scalar,
+    operations.fetch_one,
+    operations.fetch_all,
+    operations.statement,
+)
+_READS = re.compile(r"\s*(select|values|show|pragma|savepoint|release|rollback\s+to)\b", re.IGNORECASE)
 
 
 Adapt = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -212,7 +218,8 @@ class Probe:
             with during(Phase.OFF), in_session():
                 result = await run(operation, *args, **more)
             if number:
-                self.touched |= bool(result) and result != -1  # -1: unknown, as for CREATE TABLE
+                changed = getattr(result, "rowcount", result)  # an ORM or a driver gets its own result
+                self.touched |= bool(changed) and changed != -1  # -1: unknown, as for CREATE TABLE
                 self.reach(DeliveryBoundary.AFTER_WRITE, number, inside=True)
             return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from math import inf
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,19 @@ def open_queue(address: Address, *, asynchronous: bool) -> Any:
         store = _stores.setdefault(address.place, MemoryLeaseStore())
     wire = LeasingConnector(_Share(store), LeaseRules(**address.settings))
     return _Async(wire) if asynchronous else wire
+
+
+def seconds_until_due(address: Address) -> float:
+    """How long until a message that waits in the queue is available; infinite if none waits."""
+    store = _stores.get(address.place)
+    due = None if store is None else store.due()
+    return inf if store is None or due is None else max(due - store.now(), 0.0)
+
+
+def forget(address: Address) -> None:
+    """Drop the queue and its messages."""
+    with _lock:
+        _stores.pop(address.place, None)
 
 
 def facts(address: Address) -> SourceFacts:

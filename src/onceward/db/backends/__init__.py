@@ -38,7 +38,7 @@ class Backend(Protocol):
     def is_duplicate(self, error: DBAPIError) -> bool:
         """Whether a uniqueness constraint was violated. Decided by the error's code."""
 
-    def is_serialization_failure(self, error: DBAPIError) -> bool:
+    def is_serialization_failure(self, error: BaseException) -> bool:
         """Whether the transaction only collided with concurrent ones, so a retry may succeed."""
 
     def is_unavailable(self, error: DBAPIError) -> bool:

@@ -60,7 +60,7 @@ class PostgreSql:
     def is_duplicate(self, error: DBAPIError) -> bool:
         return _sqlstate(error) == UNIQUE_VIOLATION
 
-    def is_serialization_failure(self, error: DBAPIError) -> bool:
+    def is_serialization_failure(self, error: BaseException) -> bool:
         return _sqlstate(error) in SERIALIZATION_FAILURES
 
     def is_unavailable(self, error: DBAPIError) -> bool:
@@ -111,5 +111,6 @@ class PostgreSql:
         connection.execute(select(func.pg_advisory_xact_lock(literal(key, BigInteger)))).close()
 
 
-def _sqlstate(error: DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+def _sqlstate(error: BaseException) -> str | None:
+    driver = getattr(error, "orig", error)  # a handler with a driver's connection gets its own errors
+    return getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)

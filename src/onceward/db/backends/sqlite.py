@@ -90,7 +90,7 @@ class Sqlite:
     def is_duplicate(self, error: DBAPIError) -> bool:
         return _code(error) in DUPLICATE
 
-    def is_serialization_failure(self, error: DBAPIError) -> bool:
+    def is_serialization_failure(self, error: BaseException) -> bool:
         return False  # a session has the only write lock from the start
 
     def is_unavailable(self, error: DBAPIError) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onceward.db.guests.guest import Guest
 
 NOT_EFFECTFUL = (
     "the contract of this consumer says mode='transactional': its handler runs inside a database transaction, which "
@@ -49,3 +53,9 @@ NO_SENDS = NoSends()
 
 def has_written(transaction: DbTransaction) -> bool:
     return transaction.backend.has_written(transaction.connection)
+
+
+def dismiss(transaction: DbTransaction, guests: Sequence[Guest]) -> None:
+    """Have the guests forget this transaction, which ends: the next has another connection."""
+    for each in guests:
+        each.let_go()

@@ -27,10 +27,12 @@ from onceward.inbox.sessions.rules import (
     NOT_EFFECTFUL,
     WRITTEN,
     Sends,
+    dismiss,
     has_written,
 )
 
 if TYPE_CHECKING:
+    from onceward.db.guests.guest import Guest
     from onceward.inbox.effects import Claim, Ledger, Reconcile
 
 T = TypeVar("T")
@@ -44,6 +46,8 @@ class AsyncInboxSession(AsyncDbSession):
     sends: Sends = NO_SENDS
     unsettled: UnsettledEffects | None = None
     """None as long as the handler has called no effect."""
+    guests: tuple[Guest, ...] = ()
+    """Libraries that use its transaction: see `onceward.db.guests`."""
 
     async def send(
         self,
@@ -150,11 +154,14 @@ class AsyncEffectfulSession(AsyncInboxSession):
 
     async def _let_go(self) -> None:
         """End the transaction, in which nothing was written yet, so nothing is locked during the call."""
+        if any(each.has_changes for each in self.guests):
+            raise SessionError(WRITTEN)
         inner = self._inner
         if inner is None:
             return
         if await inner.run(has_written):
             raise SessionError(WRITTEN)
+        await inner.run(dismiss, self.guests)
         self._inner = None
         await inner.__aexit__(None, None, None)
 

@@ -24,6 +24,7 @@ from sqlalchemy.util import await_only
 from onceward._sync import as_coroutine, as_function
 from onceward._text import quantity
 from onceward.db.engines import connect_arguments
+from onceward.db.guests.connection import LentConnection
 from onceward.inbox import Event
 from onceward.transaction import Transaction
 from onceward.verify import tables
@@ -227,8 +228,8 @@ class Lockstep:
         if "onceward_" not in statement and not only_reads(statement):
             self._begin()
 
-    def _begin(self, *_: Any) -> None:
-        if self._in_handler:
+    def _begin(self, connection: Any = None) -> None:
+        if self._in_handler and not isinstance(connection, LentConnection):  # which begins nothing
             self._own[BEGUN] += 1
             self._wait(lambda: self._other[BEGUN] >= self._own[BEGUN])
 

@@ -1,0 +1,1 @@
+"""What handlers and factories get for one message."""

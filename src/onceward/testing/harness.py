@@ -1,0 +1,213 @@
+"""Runs all consumers of an app in memory, under a clock that the test moves.
+
+Sources and sinks are queues in memory, and the database is a new SQLite file. Everything else is real: the engine, the
+inbox, retries, dead letters, the outbox and schedules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine, text
+
+from onceward import _time
+from onceward._functions import is_async
+from onceward.app.app import RELAY, Consumer, Onceward
+from onceward.app.build import open_task, open_task_async
+from onceward.app.lifespan import lifespans_of, open_services_async, taken_by
+from onceward.app.relay import RelayConsumer
+from onceward.durations import parse_seconds
+from onceward.errors import ConfigurationError
+from onceward.outbox.claims import OutboxRows
+from onceward.task.deadlines import Clock
+from onceward.task.report import Report
+from onceward.testing.queues import Published, Queues
+from onceward.testing.recorder import Effect, EffectRecorder
+
+if TYPE_CHECKING:
+    from onceward.deadletters import DeadLetter
+
+MOST_ROUNDS = 1000
+"""Rounds of a drain: consumers that send to each other without end must not hang a test."""
+
+
+class Impatient(Clock):
+    """The engine's clock, without the pauses between attempts."""
+
+    def sleeping(self, seconds: float) -> float:
+        return 0.0
+
+
+class Harness:
+    """What both kinds of test have. Its methods are coroutines."""
+
+    def __init__(
+        self,
+        app: Onceward,
+        services: Mapping[Any, Any] | None,
+        setup: Callable[[Any], object] | None,
+    ) -> None:
+        self.app = app
+        self.effects: list[Effect] = []
+        self.engine: Engine
+        self._services = services or {}
+        self._setup = setup
+        self._queues = Queues(app)
+        self._tasks: dict[str, Any] = {}
+        self._ahead = 0.0
+        self._stack = AsyncExitStack()
+
+    @property
+    def published(self) -> list[Published]:
+        return self._queues.published
+
+    async def open(self) -> None:
+        app = self.app
+        if getattr(app, "_under_test", False):
+            raise ConfigurationError(
+                f"{app.name} is under test already; leave the other `testing.app(…)` first"
+            )
+        for each in app.consumers.values():
+            _check(each)
+        try:
+            await self._open(app)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _open(self, app: Onceward) -> None:
+        stack = self._stack
+        vars(app)["_under_test"] = True
+        stack.callback(vars(app).pop, "_under_test")
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onceward-test-"))
+        stack.callback(app.restore, app.resolved, app.opened)
+        app.override("the test", database=f"sqlite:///{Path(folder, 'test.db')}", env="development")
+        self._queues.install()
+        stack.callback(self._queues.remove)
+        stack.callback(self._restore_time)
+        self.engine = app.create_engine()
+        stack.callback(self.engine.dispose)
+        if self._setup is not None:
+            await self._set_up(self._setup)
+        replaced = app.services.replace(self._services)
+        consumers = [*app.consumers.values()]
+        wanted = [*lifespans_of(app, consumers), *taken_by(consumers)]
+        opening = open_services_async(replaced.services, wanted, replaced.objects)
+        app.opened = await stack.enter_async_context(opening)
+        for consumer in [*consumers, RelayConsumer(app)]:
+            await self._open_task(consumer)
+        await self.drain()  # schedules begin now
+
+    async def _set_up(self, setup: Callable[[Any], object]) -> None:
+        if is_async(setup):
+            engine = self.app.create_async_engine()
+            try:
+                await setup(engine)  # type: ignore[misc]
+            finally:
+                await engine.dispose()
+        else:
+            await asyncio.to_thread(setup, self.engine)
+
+    def _restore_time(self) -> None:
+        _time.move_ahead(-self._ahead)
+
+    async def _open_task(self, consumer: Consumer) -> None:
+        recorder = EffectRecorder(consumer.name, self.effects)
+        if consumer.asynchronous:
+            task: Any = await self._stack.enter_async_context(open_task_async(self.app, consumer, recorder))
+        else:
+            task = self._stack.enter_context(open_task(self.app, consumer, recorder))
+        task.clock = Impatient()
+        task.draining = True
+        self._tasks[consumer.name] = (consumer, task)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def send(self, target: Any, message: Any, *, id: str | None = None) -> str:
+        return await self._consumer(target).send_async(message, id=id)
+
+    def _consumer(self, target: Any) -> Consumer:
+        known = self.app.consumers
+        found = [each for each in known.values() if target in (each.name, each) or each.function == target]
+        if len(found) == 1:
+            return found[0]
+        name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
+        problem = "is several consumers; use the name of one" if found else "is not a consumer of the app"
+        raise ConfigurationError(f"{name} {problem}; its consumers are {', '.join(known) or 'none'}")
+
+    async def drain(self) -> Report:
+        total = Report()
+        for _ in range(MOST_ROUNDS):
+            reports = [await self._consume(*each) for each in list(self._tasks.values())]
+            if not any(each.succeeded + each.failed + each.postponed for each in reports):
+                return total
+            for each, (consumer, _) in zip(reports, self._tasks.values(), strict=True):
+                if not isinstance(consumer, RelayConsumer):
+                    _add(total, each)
+        raise AssertionError(
+            f"messages are still arriving after {MOST_ROUNDS} rounds: do consumers send to each other without end?"
+        )
+
+    async def _consume(self, consumer: Consumer, task: Any) -> Report:
+        if consumer.name != RELAY and self._queues.seconds_until_due(consumer.name):
+            return Report()
+        changes = {"streaming": False, "limit": None, "timeout": None}
+        loop = consumer.policy.loop.model_copy(update=changes)
+        policy = consumer.policy.model_copy(update={"loop": loop})
+        report: Report
+        if consumer.asynchronous:
+            report = await task.consume_transactions(policy)
+        else:
+            report = await asyncio.to_thread(task.consume_transactions, policy)
+        return report
+
+    async def advance(self, duration: str | float | timedelta) -> Report:
+        left = parse_seconds(duration, "advance")
+        total = await self.drain()
+        while True:
+            step = min(self._until_due(), left)
+            _time.move_ahead(step)
+            self._ahead += step
+            left -= step
+            _add(total, await self.drain())
+            if left <= 0:
+                return total
+
+    def _until_due(self) -> float:
+        """Seconds until something happens: a delayed or failed message is due, or the slot of a schedule."""
+        now = datetime.fromtimestamp(_time.wall(), UTC)
+        slots = [each.next(now) for each in self.app.schedules.values()]
+        slot = min(((each - now).total_seconds() for each in slots if each is not None), default=inf)
+        waits = (self._queues.seconds_until_due(), OutboxRows(self.engine).look().wait, slot)
+        return max(min(waits) + 0.001, 0.001)
+
+    def dead_letters(self) -> list[DeadLetter]:
+        from onceward.deadletters import DeadLetters
+
+        return DeadLetters(self.engine).find(limit=10_000)
+
+    def rows(self, query: str, **values: Any) -> list[dict[str, Any]]:
+        with self.engine.connect() as connection:
+            return [dict(row) for row in connection.execute(text(query), values).mappings()]
+
+
+def _check(consumer: Consumer) -> None:
+    for parameter, kind in consumer.signature.guests.items():
+        if kind.family == "psycopg":
+            raise ConfigurationError(
+                f"{consumer.name} takes {parameter}: {kind.name}, and testing.app runs on SQLite; test it with "
+                "open_task on a PostgreSQL from onceward.testing.servers"
+            )
+
+
+def _add(total: Report, more: Report) -> None:
+    for name in ("succeeded", "duplicates", "failed", "postponed", "retries"):
+        setattr(total, name, getattr(total, name) + getattr(more, name))

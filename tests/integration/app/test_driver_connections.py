@@ -1,0 +1,220 @@
+"""Handlers that write through a connection of sqlite3 or psycopg, on the inbox's own transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.rows import dict_row
+from sqlalchemy.orm import Session
+
+from onceward import Onceward
+from onceward.app.build import open_task, open_task_async
+from onceward.db import SessionError
+from onceward.errors import ConfigurationError
+from onceward.inbox import InboxSession
+from onceward.verify import verify_consumer
+from tests.support.orm_shop import Base, OrmShop, contract, order
+from tests.support.schema import new_schema
+
+ONCE = {"steps": {"process": {"retry": {"max_attempts": 1}}}}
+ADD = "INSERT INTO customers (name) VALUES ({})"
+NAMES = "SELECT name FROM customers ORDER BY name"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[OrmShop]:
+    made = OrmShop(f"sqlite:///{tmp_path}/shop.db", asynchronous=False)
+    yield made
+    made.engine.dispose()
+
+
+@pytest.fixture
+def on_postgresql(postgres_url: str) -> Iterator[OrmShop]:
+    with new_schema(postgres_url) as schema:
+        made = OrmShop(schema.plain_url, asynchronous=False)
+        yield made
+        made.engine.dispose()
+
+
+def run(shop: OrmShop, body: Any, annotation: Any = sqlite3.Connection) -> str:
+    """Process one event; return the error, if there is one."""
+    app = Onceward("shop", database=shop.url)
+
+    def take(payload: dict[str, Any], db: Any) -> None:
+        body(db)
+
+    take.__annotations__["db"] = annotation
+    app.consumer("memory://drivers", contract=contract(), policy=ONCE)(take)
+    with open_task(app, app.consumers["take"]) as task:
+        return str(task.start_processing(order(1)).error or "")
+
+
+@pytest.mark.req("IN-08")
+def test_a_connection_of_sqlite3_writes_into_the_inboxs_transaction(shop: OrmShop) -> None:
+    seen = []
+
+    def write(db: sqlite3.Connection) -> None:
+        assert isinstance(db, sqlite3.Connection)
+        db.row_factory = sqlite3.Row
+        db.execute(ADD.format("?"), ["ann"])
+        cursor = db.cursor()
+        cursor.executemany(ADD.format("?"), [["bob"], ["eve"]])
+        seen.extend(row["name"] for row in db.execute(NAMES))
+        assert cursor.connection is db
+
+    assert run(shop, write) == ""
+    assert seen == ["ann", "bob", "eve"]
+    assert shop.rows(NAMES) == [("ann",), ("bob",), ("eve",)]
+    assert shop.done() == 1
+
+
+def _with(db: Any) -> None:
+    with db:
+        pass
+
+
+MISUSES = {
+    "commit()": lambda db: db.commit(),
+    "rollback()": lambda db: db.rollback(),
+    "close()": lambda db: db.close(),
+    "`with connection:`": _with,
+    "cursor.connection": lambda db: db.cursor().connection.commit(),
+}
+ONLY_SQLITE = {
+    "executescript()": lambda db: db.executescript("SELECT 1"),
+    "isolation_level": lambda db: setattr(db, "isolation_level", None),
+    "cursor.executescript()": lambda db: db.cursor().executescript("SELECT 1"),
+}
+
+
+@pytest.mark.req("IN-08")
+@pytest.mark.parametrize("name", [*MISUSES, *ONLY_SQLITE])
+def test_a_connection_of_sqlite3_cannot_end_the_transaction(shop: OrmShop, name: str) -> None:
+    def misuse(db: Any) -> None:
+        db.execute(ADD.format("?"), ["ann"])
+        with pytest.raises(SessionError):
+            {**MISUSES, **ONLY_SQLITE}[name](db)
+
+    assert "in test_driver_connections.py:" in run(shop, misuse)
+    assert (shop.rows(NAMES), shop.done()) == ([], 0)
+
+
+@pytest.mark.req("IN-08")
+@pytest.mark.parametrize("name", MISUSES)
+def test_a_connection_of_psycopg_cannot_end_the_transaction(on_postgresql: OrmShop, name: str) -> None:
+    def misuse(db: Any) -> None:
+        db.execute(ADD.format("%s"), ["ann"])
+        with pytest.raises(SessionError):
+            MISUSES[name](db)
+
+    assert "in test_driver_connections.py:" in run(on_postgresql, misuse, psycopg.Connection)
+    assert (on_postgresql.rows(NAMES), on_postgresql.done()) == ([], 0)
+
+
+@pytest.mark.req("IN-08")
+def test_sql_that_ends_the_transaction_is_refused(shop: OrmShop, on_postgresql: OrmShop) -> None:
+    for query in ("COMMIT", "/* so */ rollback"):
+        assert "ends its transaction itself" in run(shop, lambda db, query=query: db.execute(query))
+    for each in ("COMMIT", b"COMMIT", sql.SQL("COMMIT"), sql.Composed([sql.SQL("COM"), sql.SQL("MIT")])):
+        error = run(on_postgresql, lambda db, each=each: db.cursor().execute(each), psycopg.Connection)
+        assert "ends its transaction itself" in error
+    assert shop.done() == on_postgresql.done() == 0
+
+
+@pytest.mark.req("IN-08")
+def test_a_connection_of_psycopg_writes_into_the_inboxs_transaction(on_postgresql: OrmShop) -> None:
+    def write(db: psycopg.Connection[Any]) -> None:
+        assert isinstance(db, psycopg.Connection)
+        db.execute(ADD.format("%s"), ["ann"])
+        with pytest.raises(psycopg.errors.UniqueViolation), db.transaction():
+            db.execute(ADD.format("%s"), ["ann"])
+        with db.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(NAMES)
+            assert [row["name"] for row in cursor] == ["ann"]
+            assert cursor.rowcount == 1
+
+    assert run(on_postgresql, write, psycopg.Connection) == ""
+    assert on_postgresql.rows(NAMES) == [("ann",)]
+
+
+@pytest.mark.req("IN-08")
+def test_a_caught_error_of_psycopg_fails_the_handler(on_postgresql: OrmShop) -> None:
+    def swallow(db: psycopg.Connection[Any]) -> None:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            db.execute("SELECT * FROM nowhere")
+
+    assert "aborted" in run(on_postgresql, swallow, psycopg.Connection)
+    assert on_postgresql.done() == 0
+
+
+@pytest.mark.req("IN-08")
+def test_an_async_connection_of_psycopg_does_the_same(on_postgresql: OrmShop) -> None:
+    app = Onceward("shop", database=on_postgresql.url)
+
+    @app.consumer("memory://async-driver", contract=contract(), policy=ONCE)
+    async def take(payload: dict[str, Any], db: psycopg.AsyncConnection) -> None:  # type: ignore[type-arg]
+        await db.execute(ADD.format("%s"), [payload["name"]])
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            async with db.transaction():
+                await db.execute(ADD.format("%s"), [payload["name"]])
+        async with db.cursor() as cursor:
+            await cursor.execute(NAMES)
+            assert (payload["name"],) in [row async for row in cursor]
+        if payload["name"] == "eve":
+            await db.commit()
+
+    async def go() -> list[str]:
+        async with open_task_async(app, app.consumers["take"]) as task:
+            done = [await task.start_processing(order(n, name=name)) for n, name in enumerate(["ann", "eve"])]
+        return [str(each.error or "") for each in done]
+
+    fine, refused = asyncio.run(go())
+    assert fine == ""
+    assert "commit() in test_driver_connections.py:" in refused
+    assert on_postgresql.rows(NAMES) == [("ann",)]
+
+
+@pytest.mark.req("IN-08")
+def test_a_connection_that_outlives_its_handler_is_refused(shop: OrmShop) -> None:
+    kept: list[Any] = []
+    assert run(shop, kept.append) == ""
+    with pytest.raises(SessionError, match="has ended with its handler"):
+        kept[0].execute("SELECT 1")
+
+
+@pytest.mark.req("IN-08")
+def test_a_connection_that_the_session_does_not_have_is_refused(tmp_path: Path) -> None:
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+
+    def declare(function: Any, **more: Any) -> str:
+        with pytest.raises(ConfigurationError) as refused:
+            app.consumer("memory://refused", contract=contract(**more))(function)
+        return str(refused.value)
+
+    def other(payload: dict[str, Any], db: psycopg.Connection) -> None: ...  # type: ignore[type-arg]
+    def own(payload: dict[str, Any], db: sqlite3.Connection) -> None: ...
+    async def in_asyncio(payload: dict[str, Any], db: sqlite3.Connection) -> None: ...
+
+    assert "the database of the app is sqlite" in declare(other)
+    assert "mode='effectful'" in declare(own, mode="effectful")
+    assert "annotate sqlalchemy.ext.asyncio.AsyncSession" in declare(in_asyncio)
+
+
+proven = Onceward("proven", database="sqlite:///proven-driver.db")
+
+
+@proven.consumer("memory://proven-driver", contract=contract(consumer_id="proven-driver"))
+def honest(payload: dict[str, Any], db: sqlite3.Connection, orm: Session, session: InboxSession) -> None:
+    db.execute("INSERT INTO customers (name) VALUES (?)", [f"customer {payload['id']}"])
+
+
+@pytest.mark.req("IN-07")
+def test_verify_proves_a_handler_with_a_drivers_connection() -> None:
+    verify_consumer(honest, events=[order(1), order(2)], setup=Base.metadata.create_all)
