@@ -298,7 +298,7 @@ def unread(order: dict[str, Any], session: Any) -> None: ...
 EVENT = Transaction(id="1", payload={}, metadata={"event_type": "order"})
 
 
-@pytest.mark.req("CC-086")
+@pytest.mark.req("CC-140")
 def test_the_relay_of_the_outbox_runs_in_production(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from onceward import Onceward\n"
