@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
 from onceward.verify import ScenarioStatus, examine_consumer
@@ -83,3 +84,34 @@ def test_so_it_is_around_an_effect_on_sqlite() -> None:
 def test_a_lock_or_local_variables_are_right(consumer: Any, postgres_url: str) -> None:
     report = examine_consumer(consumer, EVENTS, setup=setup, database=postgres_url, only=["side-by-side"])
     assert report["side-by-side"].result is ScenarioStatus.PASSED, str(report)
+
+
+def heads(engine: Any) -> None:
+    setup(engine)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE heads (id SERIAL PRIMARY KEY, event TEXT)"))
+        connection.execute(text("CREATE TABLE items (head INTEGER REFERENCES heads (id), event TEXT)"))
+
+
+class Newest(ConsumerTask):
+    contract = contract()
+    find = "SELECT max(id) FROM heads"
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        session.execute("INSERT INTO heads (event) VALUES (:id)", {"id": transaction.id})
+        head = session.execute_scalar(self.find)
+        session.execute("INSERT INTO items VALUES (:head, :id)", {"head": head, "id": transaction.id})
+
+
+class Own(Newest):
+    find = "SELECT currval('heads_id_seq')"
+
+
+@pytest.mark.req("CC-144")
+@pytest.mark.parametrize(("consumer", "found"), [(Newest, True), (Own, False)])
+def test_a_row_that_refers_to_that_of_another_event_is_found(
+    consumer: Any, found: bool, postgres_url: str
+) -> None:
+    report = examine_consumer(consumer, EVENTS, setup=heads, database=postgres_url, only=["side-by-side"])
+    assert report["side-by-side"].result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED)
+    assert ("items.head → heads" in str(report)) is found

@@ -72,7 +72,7 @@ def _finding(
         f"{after}events {one!r} and {other!r} at the same time leave rows that neither order of the two leaves: each "
         "read before the other wrote, and one update was lost. Compute in the statement (SET total = total + :amount), "
         "lock what you read (SELECT … FOR UPDATE, session.lock_row), or use session.occ_update",
-        (*trial.differences(together[0], in_turn[0]), *failed),
+        (*trial.differences(together[0], in_turn[0], references=True), *failed),
     )
 
 

@@ -72,7 +72,7 @@ def _finding(trial: Trial, pair: Pair, together: Outcome, expected: Outcome) -> 
         f"events {one!r} and {other!r} at the same time in one process leave rows that neither order of the two "
         "leaves: the second ran while the first was between two steps. Keep what belongs to an event in local "
         "variables, not on self, on a class or in a module, and lock what you read and write back",
-        (*trial.differences(together[0], expected[0]), *failed),
+        (*trial.differences(together[0], expected[0], references=True), *failed),
     )
 
 
