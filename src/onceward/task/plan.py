@@ -150,7 +150,7 @@ def _check_contract(task: BaseTask) -> None:
     """Raise if this is production and the task's code does not say which contract it has, not even None."""
     if getattr(task, "contract", None) is not None or not is_production(None):
         return
-    own = [each for each in type(task).__mro__ if not each.__module__.startswith("onceward.")]
+    own = [each for each in type(task).__mro__ if not each.__module__.startswith("onceward.task.")]
     if not any("contract" in vars(each) for each in (task, *own)):
         raise ConfigurationError(f"{task.name} does not run in production: {NO_CONTRACT}")
 

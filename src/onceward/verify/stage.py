@@ -181,7 +181,7 @@ class Stage:
             with during(Phase.EARLY, processor=self.inbox.processor):
                 await consume(policy)
             if feed.left:
-                await self._sleep(POSTPONED_FOR)
+                await self.sleep(POSTPONED_FOR)
         failed = [f"event {each.transaction.id!r} failed: {each.error}" for each in feed.failed]
         return failed + [f"event {each.id!r} was not done in time" for each in feed.left]
 
@@ -194,6 +194,31 @@ class Stage:
             for deliveries in self._at_once([self._settle(task, event, None) for task in instances]):
                 found += deliveries
         return found
+
+    def settle_side_by_side(
+        self,
+        task: Any,
+        pair: tuple[Transaction, Transaction],
+        lead: Callable[[], None],
+        *,
+        may_begin: Callable[[], bool],
+        at_the_end: Callable[[int], None],
+    ) -> None:
+        """Deliver two events to one instance at the same time. The second waits until it may begin; `lead` is called
+        where the first runs."""
+        self.watchdog.pet(f"{pair[0].id!r} and {pair[1].id!r} side by side")
+
+        async def settle(number: int) -> list[Delivery]:
+            try:
+                if number == 0:
+                    lead()
+                while number == 1 and not may_begin():
+                    await self.sleep(0.002)
+                return await self._settle(task, pair[number], None)
+            finally:
+                at_the_end(number)
+
+        self._at_once([settle(0), settle(1)])
 
     def _at_once(self, works: list[Coroutine[Any, Any, list[Delivery]]]) -> list[list[Delivery]]:
         if self._runner is not None:
@@ -219,7 +244,7 @@ class Stage:
             if found[-1].succeeded or time.monotonic() > until:
                 return found
             if found[-1].status is OutcomeStatus.POSTPONED:
-                await self._sleep(POSTPONED_FOR)
+                await self.sleep(POSTPONED_FOR)
             elif fault is None:
                 return found
             else:
@@ -247,9 +272,9 @@ class Stage:
         for scope in probe.scopes:
             is_running = background.still_running(scope)
             while is_running is not None and is_running() and time.monotonic() < until:
-                await self._sleep(0.01)
+                await self.sleep(0.01)
 
-    async def _sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         await (asyncio.sleep if self.plan.asynchronous else as_coroutine(time.sleep))(seconds)
 
     def _arm_store(self, probe: Probe) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -41,6 +41,15 @@ Rows = dict[str, Counter[Row]]
 NO_ROWS: Counter[Row] = Counter()
 
 
+class Reference(msgspec.Struct, frozen=True):
+    """A column that refers to a generated one."""
+
+    column: str
+    place: tuple[str, str]
+    """The schema and name of the other table."""
+    referred: str
+
+
 class Table(msgspec.Struct, frozen=True):
     name: str
     """With its schema, unless that is the default one."""
@@ -51,6 +60,12 @@ class Table(msgspec.Struct, frozen=True):
     generated: tuple[str, ...]
     """Columns that the database fills: times, serial numbers, and references to them."""
     has_rows: bool
+    references: tuple[Reference, ...] = ()
+    """The numbers differ from run to run. Whose they are must not, unless another event may take them."""
+
+    def name_of(self, reference: Reference) -> str:
+        """Its rows together with those that they refer to, as a table."""
+        return f"{self.name}.{reference.column} → {reference.place[1]}"
 
 
 # ── tables and columns ──────────────────────────────────────────────────────────────────────────────────
@@ -71,7 +86,10 @@ def discover(connection: Connection, known: Sequence[Table] = ()) -> list[Table]
     inspector = inspect(connection)
     found = {place: _generated(inspector, connection, *place) for place in here}
     _follow_references(inspector, found)
-    return [_table(connection, inspector, *place, found[place]) for place in sorted(new)]
+    return [
+        _table(connection, inspector, *place, found[place], _references(inspector, place, found))
+        for place in sorted(new)
+    ]
 
 
 def places(connection: Connection) -> list[tuple[str, str]]:
@@ -86,13 +104,34 @@ def places(connection: Connection) -> list[tuple[str, str]]:
     ]
 
 
-def _table(connection: Connection, inspector: Any, schema: str, name: str, generated: set[str]) -> Table:
+def _table(
+    connection: Connection,
+    inspector: Any,
+    schema: str,
+    name: str,
+    generated: set[str],
+    references: list[Reference],
+) -> Table:
     quote = connection.dialect.identifier_preparer.quote
     quoted = f"{quote(schema)}.{quote(name)}"
     columns = tuple(column["name"] for column in inspector.get_columns(name, schema))
     has_rows = connection.exec_driver_sql(f"SELECT 1 FROM {quoted} LIMIT 1").first() is not None
     full_name = name if schema in (inspector.default_schema_name, "main") else f"{schema}.{name}"
-    return Table(full_name, (schema, name), quoted, columns, tuple(sorted(generated)), has_rows)
+    return Table(
+        full_name, (schema, name), quoted, columns, tuple(sorted(generated)), has_rows, tuple(references)
+    )
+
+
+def _references(
+    inspector: Any, place: tuple[str, str], found: Mapping[tuple[str, str], set[str]]
+) -> list[Reference]:
+    schema, name = place
+    return [
+        Reference(each["constrained_columns"][0], other, each["referred_columns"][0])
+        for each in inspector.get_foreign_keys(name, schema)
+        for other in [(each["referred_schema"] or schema, each["referred_table"])]
+        if len(each["referred_columns"]) == 1 and each["referred_columns"][0] in found.get(other, ())
+    ]
 
 
 def _generated(inspector: Any, connection: Connection, schema: str, name: str) -> set[str]:
@@ -156,12 +195,28 @@ def read(connection: Connection, tables: Sequence[Table], exclude: Sequence[str]
         names = ", ".join(map(quote, columns)) or "1"
         rows = connection.exec_driver_sql(f"SELECT {names} FROM {table.quoted}")
         found[table.name] = Counter(tuple(_plain(value, keys) for value in row) for row in rows)
+        for reference in table.references if exclude is None else ():
+            other = next((each for each in tables if each.place == reference.place), None)
+            if other is not None:
+                rows = connection.exec_driver_sql(_joined(table, reference, other, quote))
+                found[table.name_of(reference)] = Counter(
+                    tuple(_plain(value, keys) for value in row) for row in rows
+                )
     found[EFFECTS] = Counter(tuple(row[:3]) for row in effects)
     fields = messages.compared(exclude)
     found[MESSAGES] = Counter(
         tuple(_plain(getattr(each, name), keys) for name in fields) for each in messages.read(connection)
     )
     return found
+
+
+def _joined(table: Table, reference: Reference, other: Table, quote: Callable[[str], str]) -> str:
+    own = [f"a.{quote(each)}" for each in compared_columns(table, None)]
+    theirs = [f"b.{quote(each)}" for each in compared_columns(other, None)]
+    return (
+        f"SELECT {', '.join([*own, *theirs]) or '1'} FROM {table.quoted} AS a LEFT JOIN {other.quoted} AS b "
+        f"ON a.{quote(reference.column)} = b.{quote(reference.referred)}"
+    )
 
 
 def _plain(value: Any, keys: Mapping[str, str]) -> Any:
@@ -183,14 +238,27 @@ def _plain(value: Any, keys: Mapping[str, str]) -> Any:
 
 
 def differences(
-    expected: Rows, found: Rows, tables: Sequence[Table], exclude: Sequence[str] | None
+    expected: Rows,
+    found: Rows,
+    tables: Sequence[Table],
+    exclude: Sequence[str] | None,
+    *,
+    references: bool = False,
 ) -> list[str]:
-    """Missing and extra rows, a line for each table and kind."""
+    """Missing and extra rows, a line for each table and kind. References to generated keys count if asked for."""
     columns = {table.name: compared_columns(table, exclude) for table in tables}
+    if references:
+        columns |= {
+            table.name_of(each): (*compared_columns(table, None), *compared_columns(other, None))
+            for table in tables
+            for each in table.references
+            for other in tables
+            if other.place == each.place
+        }
     columns[EFFECTS] = ("tracking_id", "name", "state")
     columns[MESSAGES] = messages.compared(exclude)
     lines = []
-    for name in expected | found:
+    for name in (each for each in expected | found if each in columns):
         before, after = expected.get(name, NO_ROWS), found.get(name, NO_ROWS)
         missing, extra = before - after, after - before
         for rows, what in ((missing, "missing"), (extra, "too many")):

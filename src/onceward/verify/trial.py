@@ -152,9 +152,13 @@ class Trial:
 
     # ── findings ────────────────────────────────────────────────────────────────────────────────────────
 
-    def differences(self, rows: tables.Rows, oracle: tables.Rows | None = None) -> list[str]:
+    def differences(
+        self, rows: tables.Rows, oracle: tables.Rows | None = None, *, references: bool = False
+    ) -> list[str]:
         expected = self.oracle if oracle is None else oracle
-        return tables.differences(expected, rows, self.tables, self.plan.options.exclude)
+        return tables.differences(
+            expected, rows, self.tables, self.plan.options.exclude, references=references
+        )
 
     def compare(self, story: str, rows: tables.Rows, oracle: tables.Rows | None = None) -> list[Finding]:
         """A finding if the rows are not those of the oracle."""

@@ -67,7 +67,7 @@ def test_verified_and_recorded_a_consumer_may_run_in_production(url: str, tmp_pa
     assert partial.exit_code == 1, partial.output
     assert "evidence.json is not written: billing not proven" in partial.stdout
     assert not (tmp_path / "evidence.json").exists()
-    assert "14 scenarios passed, 6 skipped" in partial.stdout
+    assert "14 scenarios passed, 7 skipped" in partial.stdout
     assert "Not proven: kills did not run" in partial.stdout
     assert "its verification skipped kills" in run(RIGHT, *asked).stdout
 
@@ -81,7 +81,7 @@ def test_verified_and_recorded_a_consumer_may_run_in_production(url: str, tmp_pa
     by_file = run(RIGHT, "--env", "production", **carried | {"ONCEWARD_EVIDENCE": "/none.json"})
     assert by_file.exit_code == 2
     assert "the evidence in /none.json cannot be read: No such file" in by_file.stderr
-    assert "15 scenarios passed, 5 skipped" in result.stdout
+    assert "15 scenarios passed, 6 skipped" in result.stdout
     assert "seed 3" in result.stdout
     assert "Recorded, for code" in result.stdout
 

@@ -88,6 +88,26 @@ def test_so_does_not_a_file_that_a_handler_attaches(tmp_path: Path) -> None:
     assert "writes to the attached database 'archive'" in str(finding)
 
 
+@pytest.mark.req("CC-142")
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("SELECT setval('pg_temp.s', 5) WHERE false", "sets a sequence"),
+        ("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE false", "acts on the database server"),
+        ("DO $$ BEGIN PERFORM set_config('my.last', 'x', false); END $$", "outlives the transaction"),
+        ("DO $a$ BEGIN IF true THEN SET search_path = public; END IF; END $a$", "outlives the transaction"),
+        ("DO $$ BEGIN PERFORM set_config('my.last', 'x', true); SET LOCAL work_mem = '4MB'; END $$", None),
+        ("SELECT 'setval(1)'", None),
+    ],
+)
+def test_what_no_rollback_undoes_is_found_also_in_a_block(
+    statement: str, expected: str | None, postgres_url: str
+) -> None:
+    result = examine(Escapes, statement, postgres_url)["outside-calls"]
+    assert result.result is (ScenarioStatus.FAILED if expected else ScenarioStatus.PASSED), str(result)
+    assert expected is None or expected in str(result)
+
+
 LASTING = "it outlives the transaction on its connection"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from onceward.inspection.guarantee_facts import facts_of
 from onceward.inspection.guarantees import judge
 from onceward.run.run import check
 from onceward.verify import examine_consumer
+from tests.support import commands
 from tests.support.disk import disk
 from tests.verification.proofs import proof
 
@@ -294,6 +296,19 @@ def unread(order: dict[str, Any], session: Any) -> None: ...
 
 
 EVENT = Transaction(id="1", payload={}, metadata={"event_type": "order"})
+
+
+@pytest.mark.req("CC-140")
+def test_the_relay_of_the_outbox_runs_in_production(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from onceward import Onceward\n"
+        "app = Onceward('shop', database='sqlite:///shop.db')\n"
+        "@app.consumer('sqlite:///log.db', contract=None)\n"
+        "def log(order: dict) -> None: ...\n"
+    )
+    environment = {**os.environ, "ONCEWARD_ENV": "production", "PYTHONPATH": str(tmp_path)}
+    done = commands.onceward("run", "shop:app", "--drain", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.req("CC-069")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from onceward import ConsumerTask, Transaction
+from onceward import ConsumerTask, Onceward, Transaction
 from onceward.db.backends.sqlite import Sqlite
 from onceward.inbox.commits.group import CommitGroup
 from onceward.inbox.evidence.proof import lacking
@@ -82,3 +82,26 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
 
         monkeypatch.setattr(CommitGroup, "_commit", roll_back_and_report)
     assert examine()["groups"].result is ScenarioStatus.FAILED
+
+
+books = Onceward("books", database="sqlite:///books.db")
+
+
+@books.consumer("memory://all", contract=contract())
+def enter_all(entries: list[dict[str, Any]], session: Any) -> None:
+    session.execute("INSERT INTO entries VALUES (:amount)", entries)
+
+
+@books.consumer("memory://some", contract=contract(consumer_id="some"))
+def enter_some(entries: list[dict[str, Any]], session: Any) -> None:
+    session.execute("INSERT INTO entries VALUES (:amount)", entries[:10])
+
+
+@pytest.mark.req("CC-145")
+@pytest.mark.parametrize(("consumer", "found"), [(enter_all, False), (enter_some, True)])
+def test_a_batch_handler_that_stops_before_the_end_of_a_large_batch_is_found(
+    consumer: Any, found: bool
+) -> None:
+    report = examine(consumer)
+    assert report["groups"].result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED), str(report)
+    assert ("events like the samples in one batch" in str(report)) is found

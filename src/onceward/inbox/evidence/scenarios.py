@@ -18,6 +18,7 @@ NAMES: Final = (
     REPLAY,
     "order",
     "lost-updates",
+    "side-by-side",
     "unknown-fields",
     "missing-fields",
     "old-versions",

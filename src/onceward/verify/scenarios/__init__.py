@@ -17,6 +17,7 @@ from onceward.verify.scenarios.kills import kills
 from onceward.verify.scenarios.lost_updates import lost_updates
 from onceward.verify.scenarios.order import order
 from onceward.verify.scenarios.sends import sends
+from onceward.verify.scenarios.side_by_side import side_by_side
 from onceward.verify.scenarios.state import state
 from onceward.verify.trial import Assessment, Trial
 
@@ -31,6 +32,7 @@ SCENARIOS: dict[str, Scenario] = {
     REPLAY: replay,
     "order": order,
     "lost-updates": lost_updates,
+    "side-by-side": side_by_side,
     "unknown-fields": unknown_fields,
     "missing-fields": missing_fields,
     "old-versions": old_versions,

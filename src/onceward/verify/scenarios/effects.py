@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from onceward.inbox.evidence.code_digest import code_of
@@ -70,6 +70,7 @@ def outside_calls(trial: Trial) -> Assessment:
         each.finding(consumer) for each in trial.blocked if each.effect is not None or each.where not in known
     ]
     findings += [finding for each in trial.deliveries for finding in _keys(each)]
+    findings += _parts_of_keys(trial.deliveries)
     return Assessment(
         findings,
         "files, sockets, processes, messages, other database connections, also in other threads and tasks",
@@ -103,6 +104,22 @@ def _keys(delivery: Delivery) -> Iterator[Finding]:
                     "arguments: the provider takes the second call for a copy of the first. Make each an effect of its "
                     "own, or give each its own key, such as f'{key}-2'"
                 )
+
+
+def _parts_of_keys(deliveries: Sequence[Delivery]) -> Iterator[Finding]:
+    """Calls whose key is a part of their effect's, which is that of another effect, too."""
+    used: dict[tuple[str, str], tuple[str, str]] = {}
+    for delivery in deliveries:
+        for call in delivery.calls:
+            place = (delivery.event, call.effect)
+            first = used.setdefault((call.name, call.part_of_key), place)
+            if call.part_of_key and first != place:
+                yield Finding(
+                    f"effect {place[1]!r} of event {place[0]!r} calls {call.name} with the key {call.part_of_key!r}, a "
+                    f"part of its own, and so does effect {first[1]!r} of event {first[0]!r}: the provider takes the "
+                    "second for a copy of the first, and does nothing. Pass the whole key, or a digest of it"
+                )
+                return
 
 
 def _import_again(trial: Trial) -> tuple[list[Intrusion], str]:

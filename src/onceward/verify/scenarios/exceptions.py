@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onceward._text import quantity
 from onceward.task.exceptions import UnrecordedError
 from onceward.verify import tables
-from onceward.verify.faults import IN_EFFECTS, Fault, handler_faults
+from onceward.verify.faults import IN_EFFECTS, DeliveryBoundary, Fault, handler_faults
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery
 from onceward.verify.trial import DIFFERS, Assessment, Run, Trial, deliver_all, unsettled
@@ -66,6 +68,14 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
                 tuple(lines),
             )
         ]
+    if not swallowed and fault.boundary is DeliveryBoundary.EFFECT_FAILS:
+        for event, effect in _called(trial.deliveries) - _called(deliveries):
+            return [
+                Finding(
+                    f"{story}, effect {effect!r} of event {event!r} counts as done, and was never called: reconcile "
+                    "says so, or a fake that it asks. It must return NOT_DONE unless the provider knows the key"
+                )
+            ]
     failed = unsettled(story, deliveries)
     if not lines and not failed:
         return []
@@ -76,6 +86,11 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
             "class or in a module"
         )
     return [Finding(text, (*lines, *map(str, failed)))]
+
+
+def _called(deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:
+    """The events and effects that called the outside."""
+    return {(each.event, call.effect) for each in deliveries for call in each.calls}
 
 
 def _in_new_processes(trial: Trial, fault: Fault) -> tables.Rows:

@@ -7,10 +7,13 @@ from onceward.inbox.commits.group import commit_of
 from onceward.verify.faults import DeliveryBoundary, Fault
 from onceward.verify.report import Finding
 from onceward.verify.scenarios.exceptions import MOST_FINDINGS, choose
+from onceward.verify.scenarios.lost_updates import like
 from onceward.verify.stage import Stage
-from onceward.verify.trial import Assessment, NotApplicable, Trial
+from onceward.verify.trial import Assessment, NotApplicable, Trial, deliver_all, unsettled
 
 TOGETHER = "delivered together"
+MANY = 100
+"""Events of a large batch."""
 
 
 def groups(trial: Trial) -> Assessment:
@@ -22,7 +25,7 @@ def groups(trial: Trial) -> Assessment:
     writes = sum(each.writes for each in trial.deliveries if each.succeeded)
     places = [Fault(DeliveryBoundary.AFTER_WRITE, number) for number in range(1, writes + 1)]
     places += [Fault(DeliveryBoundary.BEFORE_COMMIT), Fault(DeliveryBoundary.AFTER_COMMIT)]
-    findings = _deliver(trial, None)
+    findings = _deliver(trial, None) or _deliver_many(trial)
     killed = 0
     for place in choose(trial, places):
         if len(findings) >= MOST_FINDINGS:
@@ -38,6 +41,24 @@ def _deliver(trial: Trial, fault: Fault | None) -> list[Finding]:
     story = f"{TOGETHER}, after an exception {fault}" if fault else f"{TOGETHER}, in one group"
     run = trial.perform(lambda stage: stage.settle_together(stage.instance(), trial.plan.events, fault))
     return _not_done(story, run.value) + trial.compare(story, run.rows)
+
+
+def _deliver_many(trial: Trial) -> list[Finding]:
+    """A large batch of events like the samples: a handler that takes a list may stop before its end."""
+    plan = trial.plan
+    if not getattr(plan.consumer, "takes_batches", False) or plan.contract.sequencing != "none":
+        return []
+    events = list(plan.events)
+    while len(events) < MANY:
+        events += [like(each) for each in events]
+    alone = trial.perform(lambda stage: deliver_all(stage, events))
+    if unsettled("", alone.value):  # such a payload may come only once
+        return []
+    story = f"{TOGETHER}, {len(events)} events like the samples in one batch"
+    run = trial.perform(lambda stage: stage.settle_together(stage.instance(), events, None))
+    lines = trial.differences(run.rows, alone.rows)
+    differs = [Finding(f"{story}, the rows differ from those of one after another", tuple(lines))]
+    return _not_done(story, run.value) + (differs if lines else [])
 
 
 def _kill(trial: Trial, fault: Fault) -> tuple[list[Finding], bool]:

@@ -6,7 +6,6 @@ effect must have the same name and key even if the copy comes on another day, to
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,9 +18,8 @@ from onceward.verify.messages import MESSAGES, ids_of
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, NotChecked, SharedDatabase, Trial, unsettled
-from onceward.verify.watch.calls import MESSAGE, OutsideCall
+from onceward.verify.watch.calls import LIKE_A_KEY, MESSAGE, OutsideCall
 
-_LIKE_A_KEY = re.compile(r"idempot|dedup|(^|[\W_])keys?$", re.IGNORECASE)
 _CAUSES = "hash(), the order of a set, an id or time made at import, the process id, or a counter in a module"
 
 
@@ -184,7 +182,7 @@ def _varying(
     has_own_key = any(event in value for name, value in arguments.items() if other.get(name) == value)
     for name, value in arguments.items():
         of_interpreter = twin.get(name) == value and not has_own_key
-        if other.get(name) != value and (of_interpreter or _LIKE_A_KEY.search(name)):
+        if other.get(name) != value and (of_interpreter or LIKE_A_KEY.search(name)):
             yield name
 
 

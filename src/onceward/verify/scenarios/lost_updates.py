@@ -39,7 +39,8 @@ FEW_PAIRS = 2
 """If each needs copies of the database."""
 PATIENCE = 3.0
 """Seconds, at most, that one handler waits for the other, if that comes neither to a write nor to a lock."""
-_STEP = 0.002
+STEP = 0.002
+"""Seconds between two looks at the other."""
 _BLOCKED = (
     "SELECT count(*) > 0 FROM pg_stat_activity "
     "WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -56,9 +57,9 @@ def lost_updates(trial: Trial) -> Assessment:
     pairs = _pairs(trial.plan.events)[: MOST_PAIRS if trial.databases.renewing_is_cheap else FEW_PAIRS]
     for pair in pairs:
         for earlier in (None, _earlier(pair, trial.plan.events)):
-            together, in_turn = _at_the_same_time(trial, pair, earlier), _in_turn(trial, pair, earlier)
-            if together != in_turn and together != _in_turn(trial, pair[::-1], earlier):
-                return Assessment([_finding(trial, pair, earlier, together, in_turn)])
+            together, expected = _at_the_same_time(trial, pair, earlier), in_turn(trial, pair, earlier)
+            if together != expected and together != in_turn(trial, pair[::-1], earlier):
+                return Assessment([_finding(trial, pair, earlier, together, expected)])
     return Assessment([], f"{quantity(len(pairs), 'pair')} of events, each alone and after another event")
 
 
@@ -72,7 +73,7 @@ def _finding(
         f"{after}events {one!r} and {other!r} at the same time leave rows that neither order of the two leaves: each "
         "read before the other wrote, and one update was lost. Compute in the statement (SET total = total + :amount), "
         "lock what you read (SELECT … FOR UPDATE, session.lock_row), or use session.occ_update",
-        (*trial.differences(together[0], in_turn[0]), *failed),
+        (*trial.differences(together[0], in_turn[0], references=True), *failed),
     )
 
 
@@ -90,7 +91,7 @@ def _pairs(events: tuple[Transaction, ...]) -> list[Pair]:
         if views[one.id].aggregate_id is not None
         and views[one.id].aggregate_id == views[other.id].aggregate_id
     ]
-    alike = [(each, _like(each)) for each in firsts.values()]
+    alike = [(each, like(each)) for each in firsts.values()]
     ordered = [*related[:1], *alike, *related[1:], *every]
     return [pair for number, pair in enumerate(ordered) if pair not in ordered[:number]]
 
@@ -101,10 +102,10 @@ def _earlier(pair: Pair, events: tuple[Transaction, ...]) -> Transaction:
     one, other = pair
     kind = Event.of(one).event_type
     siblings = (each for each in events if each not in pair and Event.of(each).event_type == kind)
-    return (next(siblings, None) if other in events else None) or _like(other)
+    return (next(siblings, None) if other in events else None) or like(other)
 
 
-def _like(event: Transaction) -> Transaction:
+def like(event: Transaction) -> Transaction:
     """Another event with the same payload."""
     head = {name: value for name, value in event.metadata.items() if name != "tracking_id"}
     return msgspec.structs.replace(event, id=_like_id(Event.of(event).tracking_id), metadata=head)
@@ -123,11 +124,11 @@ def _like_id(tracking_id: str) -> str:
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _in_turn(trial: Trial, pair: Pair, earlier: Transaction | None) -> Outcome:
-    return _outcome(trial.perform(partial(deliver_in_rounds, events=pair), _database(trial, earlier)))
+def in_turn(trial: Trial, pair: Pair, earlier: Transaction | None) -> Outcome:
+    return outcome_of(trial.perform(partial(deliver_in_rounds, events=pair), database_after(trial, earlier)))
 
 
-def _database(trial: Trial, earlier: Transaction | None) -> SharedDatabase:
+def database_after(trial: Trial, earlier: Transaction | None) -> SharedDatabase:
     """A new database, after an earlier event if there is one."""
     database = trial.new_database()
     if earlier is not None:
@@ -137,15 +138,15 @@ def _database(trial: Trial, earlier: Transaction | None) -> SharedDatabase:
 
 def _at_the_same_time(trial: Trial, pair: Pair, earlier: Transaction | None) -> Outcome:
     """Then again what failed, as a source does: a conflict that the handler notices is right."""
-    database = _database(trial, earlier)
+    database = database_after(trial, earlier)
     walkers = Walkers()
     trial.perform_at_once(
         [partial(walkers.walk, role=role, event=each) for role, each in enumerate(pair)], database
     )
-    return _outcome(trial.perform(partial(deliver_in_rounds, events=pair), database))
+    return outcome_of(trial.perform(partial(deliver_in_rounds, events=pair), database))
 
 
-def _outcome(run: Run) -> Outcome:
+def outcome_of(run: Run) -> Outcome:
     return run.rows, {each.event: each.succeeded for each in run.value}
 
 
@@ -181,7 +182,7 @@ class Lockstep:
         self._patience = min(PATIENCE, stage.plan.options.timeout / 3)
         self._asynchronous = stage.plan.asynchronous
         self._engine: Any = stage.engine.sync_engine if self._asynchronous else stage.engine
-        self._monitor: Any = None
+        self._locks: LockMonitor | None = None
         self._in_handler = False
 
     def follow(self, task: Any) -> Any:
@@ -208,12 +209,7 @@ class Lockstep:
             listeners: dict[str, Any] = {"begin": self._begin}
         else:
             listeners = {"before_cursor_execute": self._before, "after_cursor_execute": self._after}
-            url = self._engine.url
-            arguments = connect_arguments(url)
-            watching = create_engine(
-                url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=arguments
-            )
-            self._monitor = watching.connect()
+            self._locks = LockMonitor(self._engine)
         for name, listener in listeners.items():
             event.listen(self._engine, name, listener)
         try:
@@ -221,8 +217,8 @@ class Lockstep:
         finally:
             for name, listener in listeners.items():
                 event.remove(self._engine, name, listener)
-            if self._monitor is not None:
-                self._monitor.close()
+            if self._locks is not None:
+                self._locks.close()
 
     def _before(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         if "onceward_" not in statement and not only_reads(statement):
@@ -245,13 +241,30 @@ class Lockstep:
                 self._in_handler = False  # it waits for something else: let both go
                 return
             if self._asynchronous:
-                await_only(asyncio.sleep(_STEP))
+                await_only(asyncio.sleep(STEP))
             else:
-                time.sleep(_STEP)
+                time.sleep(STEP)
 
     def _is_blocked(self) -> bool:
         """Whether the other waits for a lock."""
-        return self._monitor is not None and bool(self._monitor.exec_driver_sql(_BLOCKED).scalar())
+        return self._locks is not None and self._locks.is_somebody_waiting()
+
+
+class LockMonitor:
+    """Whether somebody in a database of PostgreSQL waits for a lock."""
+
+    def __init__(self, engine: Any) -> None:
+        arguments = connect_arguments(engine.url)
+        watching = create_engine(
+            engine.url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=arguments
+        )
+        self._connection = watching.connect()
+
+    def is_somebody_waiting(self) -> bool:
+        return bool(self._connection.exec_driver_sql(_BLOCKED).scalar())
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def _as_it_is(function: Any) -> Any:

@@ -18,6 +18,8 @@ KEY = "<the key>"
 MESSAGE = "a message"
 """The name of a call that is a message of onceward."""
 LONGEST = 2000
+LIKE_A_KEY = re.compile(r"idempot|dedup|(^|[\W_])keys?$", re.IGNORECASE)
+"""Names of parameters."""
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 
@@ -26,6 +28,8 @@ class OutsideCall(msgspec.Struct, frozen=True):
     name: str
     arguments: Mapping[str, str]
     """As text, by the names of the parameters; the values in a dict by their own keys."""
+    part_of_key: str = ""
+    """What is passed as a key and is only a part of the effect's."""
 
     @property
     def has_key(self) -> bool:
@@ -55,8 +59,19 @@ def recording(name: str, key: str, calls: list[OutsideCall]) -> Iterator[None]:
 def record(name: str, function: Callable[..., Any], args: tuple[Any, ...], more: Mapping[str, Any]) -> None:
     effect = _effect.get()
     if effect is not None:
-        named = {each: _text(value, effect.key) for each, value in _parameters(function, args, more)}
-        effect.calls.append(OutsideCall(effect.name, name, named))
+        given = dict(_parameters(function, args, more))
+        named = {each: _text(value, effect.key) for each, value in given.items()}
+        part = next((each for each in given.items() if _is_part(*each, effect.key)), ("", ""))[1]
+        effect.calls.append(OutsideCall(effect.name, name, named, part))
+
+
+def _is_part(name: str, value: Any, key: str) -> bool:
+    return (
+        isinstance(value, str)
+        and 0 < len(value) < len(key)
+        and value in key
+        and bool(LIKE_A_KEY.search(name))
+    )
 
 
 def record_messages(messages: Any = ()) -> None:

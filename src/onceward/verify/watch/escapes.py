@@ -27,6 +27,12 @@ _PATTERNS = tuple(
         (r"\b(dblink_exec|dblink_send_query)\s*\(", _ELSEWHERE),
         (r"(?<!net\.)\bhttp_(post|put|patch|delete)\s*\(", _HTTP),
         (r"\bpg_logical_emit_message\s*\(\s*false\b", "emits a message that no rollback takes back"),
+        (r"\bsetval\s*\(", "sets a sequence, which no rollback takes back"),
+        (
+            r"\bpg_(terminate_backend|cancel_backend|reload_conf|rotate_logfile|switch_wal|create_restore_point|promote"
+            r"|stat_reset\w*|(create|drop|copy)_\w*replication_slot|replication_slot_advance)\s*\(",
+            "acts on the database server",
+        ),
     )
 )
 _OUTLIVES = tuple(
@@ -72,6 +78,8 @@ NOT_DURABLE = (
 )
 _DBLINK = re.compile(r"\bdblink\s*\(")
 _TEXT = re.compile(r"'((?:[^']|'')*)'|\$(\w*)\$(.*?)\$\2\$", re.DOTALL)
+_BLOCK = re.compile(r"\b(?:begin|then|else|loop)\b", re.IGNORECASE)
+"""Words of PL/pgSQL before a statement."""
 _ATTACH = re.compile(r"^attach\b.*\bas\s+(\w+)$", re.DOTALL)
 _IN_MEMORY = re.compile(r"\battach\s+(database\s+)?'(:memory:)?'", re.IGNORECASE)
 _TARGET = re.compile(
@@ -113,6 +121,9 @@ def escape_of(sql: str, foreign_tables: Callable[[], Collection[str]]) -> Escape
     """What a statement of the handler does outside the session's transaction; None if it does nothing there."""
     if not _in_session.get():
         return None
+    for body in _bodies(sql):
+        if (escape := escape_of(body, foreign_tables)) is not None:
+            return escape
     for statement in filter(None, (each.strip() for each in plain_words(sql).split(";"))):
         for pattern, what in _PATTERNS:
             if pattern.search(statement):
@@ -134,6 +145,14 @@ def escape_of(sql: str, foreign_tables: Callable[[], Collection[str]]) -> Escape
         if table and table in foreign_tables():
             return Escape(f"writes to the foreign table {table!r}, which is in another database")
     return None
+
+
+def _bodies(sql: str) -> list[str]:
+    """The code of a DO block, as statements of their own."""
+    if not plain_words(sql).strip().startswith("do "):
+        return []
+    texts = [(plain or dollars).replace("''", "'") for plain, _, dollars in _TEXT.findall(sql)]
+    return [_BLOCK.sub(";", each) for each in texts]
 
 
 def _lasting(statement: str) -> Escape | None:

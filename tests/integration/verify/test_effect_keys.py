@@ -1,0 +1,87 @@
+"""Keys that a provider cannot tell apart, and effects that count as done although nothing was called, are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onceward import ConsumerTask, Transaction
+from onceward.inbox import NOT_DONE, Done
+from onceward.verify import ScenarioStatus, VerificationReport, examine_consumer
+from tests.verification.consumers import EVENTS, INSERT, contract, setup, values
+
+pytestmark = pytest.mark.req("CC-143")
+
+
+class Cards:
+    def __init__(self) -> None:
+        self.charged: set[str] = set()
+
+    def charge(self, total: int, key: str, kind: str = "order") -> str:
+        self.charged.add(key)
+        return "paid"
+
+    def find(self, key: str) -> bool:
+        return key in self.charged
+
+
+class Charges(ConsumerTask):
+    contract = contract(mode="effectful")
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
+        self.charge(session, self.services["cards"])
+        session.execute(INSERT, values(transaction))
+
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("charge", lambda key: cards.charge(5, key=key))
+
+
+class WithAPrefix(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("charge", lambda key: cards.charge(5, key=key[:6]))
+
+
+class WithTheEventsId(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("charge", lambda key: cards.charge(5, key=key[: len(session.event.tracking_id)]))
+
+
+class AlwaysDone(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect(
+            "charge", lambda key: cards.charge(5, key=key), reconcile=lambda key: Done("paid already")
+        )
+
+
+class Asks(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect(
+            "charge",
+            lambda key: cards.charge(5, key=key),
+            reconcile=lambda key: Done("paid already") if cards.find(key) else NOT_DONE,
+        )
+
+
+def examine(consumer: Any, scenario: str) -> VerificationReport:
+    return examine_consumer(
+        consumer, EVENTS, setup=setup, services={"cards": Cards()}, outside=["cards"], only=[scenario]
+    )
+
+
+@pytest.mark.parametrize(
+    ("consumer", "found"), [(WithAPrefix, True), (WithTheEventsId, False), (Charges, False)]
+)
+def test_a_part_of_the_key_that_two_events_share_is_found(consumer: Any, found: bool) -> None:
+    report = examine(consumer, "outside-calls")
+    assert report["outside-calls"].result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED)
+    assert ("takes the second for a copy of the first" in str(report)) is found
+
+
+@pytest.mark.parametrize(("consumer", "found"), [(AlwaysDone, True), (Asks, False)])
+def test_reconcile_that_calls_everything_done_is_found(consumer: Any, found: bool) -> None:
+    report = examine(consumer, "exceptions")
+    assert report["exceptions"].result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED), str(
+        report
+    )
+    assert ("counts as done, and was never called" in str(report)) is found
