@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -45,6 +46,23 @@ def test_a_commit_ends_the_wait_of_an_idle_relay(outbox: OutboxWorld) -> None:
             drain(relay)
         assert time.monotonic() - began < LONG / 2
     assert outbox.sink.payloads == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.req("OB-26")
+@pytest.mark.parametrize(
+    "given", [{"delay": 0.2}, {"at": datetime(2020, 1, 1, tzinfo=UTC)}], ids=["soon", "past"]
+)
+def test_a_message_that_is_due_soon_does_not_wait_for_the_next_look(
+    outbox: OutboxWorld, given: dict[str, Any]
+) -> None:
+    relay = outbox.relay()
+    quiet(relay)
+    outbox.send("soon", **given)
+    began = time.monotonic()
+    while not outbox.sink.payloads:
+        assert relay.await_transactions(LONG)
+        drain(relay)
+    assert time.monotonic() - began < LONG / 2
 
 
 @pytest.mark.req("OB-14")
