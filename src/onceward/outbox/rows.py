@@ -115,7 +115,8 @@ def _in_schema(sql: str, schema: str) -> str:
 
 READY, DELAYED = "ready", "delayed"
 SOON = 10
-"""Seconds within which a delayed message wakes the relay, so that it knows when to look: longer than it waits by itself."""
+"""A message that is due within these seconds wakes the relay, so it knows when to look. By itself it looks sooner than
+that."""
 
 _NOW = {"sqlite": ":now", "postgresql": "extract(epoch FROM clock_timestamp())::double precision"}
 _INSERT = """

@@ -38,7 +38,8 @@ NEXT = """
 """
 
 PROMOTE_DUE = """
-    UPDATE onceward_outbox SET state = 'ready', created_at = CASE WHEN at > created_at THEN at ELSE created_at END, at = NULL
+    UPDATE onceward_outbox SET state = 'ready', at = NULL,
+        created_at = CASE WHEN at > created_at THEN at ELSE created_at END
     WHERE seq IN (
         SELECT seq FROM onceward_outbox WHERE state = 'delayed' AND at <= (SELECT {now}) ORDER BY at LIMIT :limit {skip}
     )
