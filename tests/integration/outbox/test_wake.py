@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, create_engine, event, make_url
 
 from onceward.db import listen
 from onceward.outbox import relay as relay_module
@@ -63,6 +63,18 @@ def test_a_message_that_is_due_soon_does_not_wait_for_the_next_look(
         assert relay.await_transactions(LONG)
         drain(relay)
     assert time.monotonic() - began < LONG / 2
+
+
+@pytest.mark.req("OB-26")
+def test_a_message_that_wakes_a_relay_waits_for_few_statements(outbox: OutboxWorld) -> None:
+    relay = outbox.relay()
+    quiet(relay)
+    outbox.send("one")
+    statements: list[str] = []
+    event.listen(outbox.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    assert len(relay.fetch_transactions(16)) == 1
+    lock = outbox.engine.dialect.name == "postgresql"
+    assert len(statements) == 3 + lock, statements  # look, lock, choose, claim
 
 
 @pytest.mark.req("OB-14")
