@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 from onceward._sync import run_blocking
 from onceward.outbox.errors import OutboxError
 from onceward.outbox.message import Lineage, Message, checked_id, checked_text, derived_id, message
-from onceward.outbox.rows import ConnectionPort, cancel, schema_of, write
+from onceward.outbox.rows import ConnectionPort, cancel, check_same, insert, schema_of, write
 from onceward.outbox.targets import Targets, stored
 
 if TYPE_CHECKING:
@@ -182,11 +182,12 @@ class HandlerSends:
         self._consumer_id = consumer_id
         self._unnamed = 0
         self._used: set[str] = set()
+        """Ids that were written, unless the handler has rolled back to a savepoint since."""
 
     def message(
         self, target: Any, payload: Any, *, id: str | None, name: str | None, **given: Any
     ) -> Message:
-        """Check and encode a message, and take its id."""
+        """Check and encode a message, and derive its id."""
         tracking_id = self._event.tracking_id
         if id is not None and name is not None:
             raise OutboxError("nothing was sent: give id or name, not both")
@@ -198,14 +199,7 @@ class HandlerSends:
                 part = f"name {checked_text(name, 'name')}"
             id = derived_id(tracking_id, self._consumer_id, part)
         lineage = Lineage(tracking_id, tracking_id)
-        made = self._outbox.message(target, payload, id=id, lineage=lineage, **given)
-        if made.id in self._used:
-            raise OutboxError(
-                f"nothing was sent: this handler has sent a message with the id {made.id!r} in this attempt already, "
-                "and an id stands for one message; give each a name of its own, such as name=f'ship-{item.id}'"
-            )
-        self._used.add(made.id)
-        return made
+        return self._outbox.message(target, payload, id=id, lineage=lineage, **given)
 
     def write(self, transaction: DbTransaction, made: Message) -> str:
         """Write it in the transaction of the handler."""
@@ -215,4 +209,13 @@ class HandlerSends:
 
     async def _write(self, port: ConnectionPort, made: Message) -> str:
         await self._outbox.find_table(port)
-        return await write(port, made)
+        if not await insert(port, made):
+            if made.id in self._used:
+                raise OutboxError(
+                    f"nothing was sent: this handler has sent a message with the id {made.id!r} in this attempt "
+                    "already, and an id stands for one message; give each a name of its own, such as "
+                    "name=f'ship-{item.id}'"
+                )
+            await check_same(port, made)
+        self._used.add(made.id)
+        return made.id

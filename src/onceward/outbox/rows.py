@@ -39,14 +39,17 @@ class ConnectionPort(ABC):
 
 async def write(port: ConnectionPort, message: Message) -> str:
     """Write it, unless the same message was sent before. Return its id."""
-    if message.at is None and message.delay is None:
-        written = await port.insert_ready(message)
-    else:
-        values = {**_values(message), "at": message.at, "delay": message.delay}
-        written = _is_one(await _run(port, _FULL[port.dialect, DELAYED], values))
-    if not written:
-        await _check_same(port, message)
+    if not await insert(port, message):
+        await check_same(port, message)
     return message.id
+
+
+async def insert(port: ConnectionPort, message: Message) -> bool:
+    """Write it, and return True. Return False if its id is there already."""
+    if message.at is None and message.delay is None:
+        return await port.insert_ready(message)
+    values = {**_values(message), "at": message.at, "delay": message.delay}
+    return _is_one(await _run(port, _FULL[port.dialect, DELAYED], values))
 
 
 def insert_in_sqlite(driver: Any, message: Message) -> bool:
@@ -69,7 +72,7 @@ def _is_one(rows: list[Any]) -> bool:
     return bool(rows) and rows[0][0] == 1
 
 
-async def _check_same(port: ConnectionPort, message: Message) -> None:
+async def check_same(port: ConnectionPort, message: Message) -> None:
     """An id stands for one message: sending it again changes nothing, sending another under it is an error."""
     found = await _run(port, _FIND, {"id": message.id})
     if found and bytes(found[0][0]) == message.digest:
