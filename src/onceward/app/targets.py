@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -57,4 +58,6 @@ def database_place(app: Onceward) -> Place:
     from onceward.app.build import database_url
 
     url = database_url(app.database, asynchronous=False)
-    return Place(url.get_backend_name(), url.database)
+    options = url.normalized_query.get("options", ())
+    paths = re.findall(r"-c\s*search_path=((?:\\.|\S)+)", " ".join(options))
+    return Place(url.get_backend_name(), url.database, paths[-1].replace("\\", "") if paths else None)

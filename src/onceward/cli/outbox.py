@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward._ids import same_id
 from onceward._text import quantity
 from onceward.cli.database import Database, open_engine
 from onceward.cli.dlq.options import Limit, Operator, age, shorten, who
@@ -97,6 +98,7 @@ def show(
     Exit code: 0; 1 if there is no such message, or the database fails; 2 for wrong arguments or missing tables.
     """
     with _open(database, as_json) as found:
+        id = same_id(id)
         rows = found.find(id=id, limit=1)
         body = found.body(id) if rows else None
     if not rows:
@@ -131,6 +133,7 @@ def retry(
     missing tables.
     """
     with _open(database, as_json) as found:
+        ids = [same_id(each) for each in ids]
         done = found.retry(ids, operator=who(operator))
     print_result({"retried": done}, f"{quantity(len(done), 'message')} will be tried now.", as_json)
     if missing := [each for each in ids if each not in done]:

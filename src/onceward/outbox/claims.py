@@ -111,20 +111,27 @@ class OutboxRows:
             self._has_clock = True
 
         def look(connection: Any) -> Outlook:
-            found = self._sql.on(connection, sql.NEXT).one()
+            found = self._sql.on(connection, sql.LOOK.replace("{listed}", sql.LISTED[self.dialect])).one()
             due = float("inf") if found.due is None else found.due - found.now
             over = float("inf") if found.over is None else found.over - found.steady
-            targets = self._sql.on(connection, sql.TARGETS).scalars()
-            return Outlook(frozenset(targets), min(due, over) <= 0, max(min(due, over), 0.0))
+            targets = frozenset(json.loads(found.targets))
+            return Outlook(targets, min(due, over) <= 0, max(min(due, over), 0.0))
 
         return run_blocking(self._ports.outside(look))
 
     def claim(
-        self, size: int, *, without: Collection[str], promote: bool, lease: float, owner: str | None
+        self,
+        size: int,
+        *,
+        without: Collection[str],
+        promote: bool,
+        lease: float,
+        owner: str | None,
+        targets: Collection[str] = (),
     ) -> list[OutboxClaim]:
-        """Claim messages of at most `size` targets, other than these. With `promote`, let messages that are due become
-        ready first."""
-        return self._transact(self._claim, size, without, promote, lease, owner)
+        """Claim messages of at most `size` targets, other than `without`. `targets` are those that a look has found.
+        With `promote`, let messages that are due become ready first, whatever their targets."""
+        return self._transact(self._claim, size, without, promote, lease, owner, targets)
 
     def extend(self, claims: Sequence[OutboxClaim], lease: float) -> list[OutboxClaim]:
         """Keep these for another lease. Return those that were lost, at least in part."""
@@ -191,15 +198,17 @@ class OutboxRows:
         promote: bool,
         lease: float,
         owner: str | None,
+        targets: Collection[str],
     ) -> list[OutboxClaim]:
         self._take_turn(transaction)
         if promote:
             self._change(transaction, sql.PROMOTE_OVER, None, limit=PROMOTED)
             self._change(transaction, sql.PROMOTE_DUE, None, limit=PROMOTED)
-        targets = [each for each in self._sql.run(transaction, sql.TARGETS).scalars() if each not in without]
-        random.shuffle(targets)  # so none is always the last
+            targets = self._sql.run(transaction, sql.TARGETS).scalars().all()
+        wanted = [each for each in targets if each not in without]
+        random.shuffle(wanted)  # so none is always the last
         claims: list[OutboxClaim] = []
-        for target in targets:
+        for target in wanted:
             if len(claims) == size:
                 break
             seqs = self._choose(transaction, target)

@@ -65,12 +65,16 @@ def message(
 ) -> Message:
     """Check and encode it. Raises `OutboxError`, or `PayloadError` if the payload cannot be encoded."""
     seconds, due = (None, None) if delay is None and at is None else check_due(delay, at)
-    now = datetime.now(UTC)
-    # An inbox goes by the event's own time: one that is due in a year is not a year old then.
-    own_time = now if seconds is None and at is None else at or now + timedelta(seconds=seconds or 0.0)
-    chosen = same_id(_text(id, "id")) if id is not None else _new_id(own_time, is_now=own_time is now)
+    own_time = now = datetime.now(UTC)
+    # An inbox goes by the event's own time: one that is due in a year is not a year old then, and one that was due a
+    # year ago is sent now.
+    if seconds is not None:
+        own_time = now + timedelta(seconds=seconds)
+    elif due is not None and at is not None and at > now:
+        own_time = at
+    chosen = checked_id(id) if id is not None else _new_id(own_time, is_now=own_time is now)
     if key is not None:
-        key = _text(key, "key")
+        key = checked_text(key, "key")
     if isinstance(payload, Transaction):
         raise OutboxError(
             "nothing was sent: a payload cannot be a Transaction; pass its payload, and id=transaction.id to "
@@ -111,7 +115,12 @@ def derived_id(tracking_id: str, consumer_id: str, part: str) -> str:
     return str(uuid.uuid5(NAMESPACE, f"{tracking_id}\0{consumer_id}\0{part}"))
 
 
-def _text(value: Any, what: str) -> str:
+def checked_id(value: Any) -> str:
+    """Return the id as the outbox spells it."""
+    return same_id(checked_text(value, "id"))
+
+
+def checked_text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST or storable(value) != value:
         found = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
         raise OutboxError(
@@ -121,7 +130,8 @@ def _text(value: Any, what: str) -> str:
 
 
 def check_due(delay: Any, at: Any) -> tuple[float | None, float | None]:
-    """Return the seconds to wait, or the time when it is due. Raises `OutboxError` if they are neither."""
+    """Return the seconds to wait, or the time when it is due; neither if it need not wait. Raises `OutboxError` if they
+    are wrong."""
     if delay is not None and at is not None:
         raise OutboxError("nothing was sent: give delay or at, not both")
     if at is not None:
@@ -130,7 +140,10 @@ def check_due(delay: Any, at: Any) -> tuple[float | None, float | None]:
                 "nothing was sent: at must be a datetime with a time zone, such as "
                 f"datetime(2030, 1, 31, 9, tzinfo=UTC), not {at!r}"
             )
-        return None, at.timestamp()
+        try:
+            return None, at.astimezone(UTC).timestamp()
+        except OverflowError:
+            raise OutboxError(f"nothing was sent: in UTC, at={at} is outside the years 1 to 9999") from None
     if delay is None:
         return None, None
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
@@ -143,4 +156,4 @@ def check_due(delay: Any, at: Any) -> tuple[float | None, float | None]:
         datetime.now(UTC) + timedelta(seconds=seconds)
     except OverflowError:
         raise OutboxError(f"nothing was sent: a delay of {delay!r} ends after the year 9999") from None
-    return float(seconds), None
+    return float(seconds) or None, None

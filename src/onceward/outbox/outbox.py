@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 from onceward._sync import run_blocking
 from onceward.outbox.errors import OutboxError
-from onceward.outbox.message import Lineage, Message, derived_id, message
-from onceward.outbox.rows import ConnectionPort, cancel, exists, write
+from onceward.outbox.message import Lineage, Message, checked_id, checked_text, derived_id, message
+from onceward.outbox.rows import ConnectionPort, cancel, check_same, insert, schema_of, write
 from onceward.outbox.targets import Targets, stored
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Place(NamedTuple):
 
     dialect: str
     database: str | None
+    search_path: str | None = None
+    """Of PostgreSQL, if the URL names one."""
 
 
 class DjangoConnection(Protocol):
@@ -57,7 +59,8 @@ class Outbox:
         """`place` returns the database that the relay reads, or raises `ConfigurationError` if there is none."""
         self.targets = targets
         self._place = place
-        self._checked: set[Place] = set()
+        self._schemas: dict[Place, str] = {}
+        """Of databases that were checked."""
         self._stored: dict[str, str] = {}
         """URLs that were checked."""
 
@@ -78,7 +81,7 @@ class Outbox:
     def move(self, place: Place) -> None:
         """Let another database stand for the app's. A verification does it, in a process of its own."""
         self._place = lambda: place
-        self._checked.clear()
+        self._schemas.clear()
 
     def in_handler(self, event: HandledEvent, consumer_id: str) -> HandlerSends:
         """Return what sends in one attempt of a handler."""
@@ -96,17 +99,24 @@ class Outbox:
     async def check(self, port: ConnectionPort) -> None:
         """Raise `OutboxError` unless the connection is one to the app's database, with the table of the outbox."""
         found = Place(port.dialect, port.database)
-        if found not in self._checked:
-            _check_place(self._place(), port)
-            await self.check_table(port)
-            self._checked.add(found)
+        if found not in self._schemas:
+            place = self._place()
+            _check_place(place, port)
+            await self.find_table(port, place.search_path)
+        port.schema = self._schemas[found]
 
-    async def check_table(self, port: ConnectionPort) -> None:
-        if not await exists(port):
-            raise OutboxError(
-                "nothing was sent: the table onceward_outbox does not exist in this database; run `onceward inbox "
-                "migrate --database URL`, or start the app once with `onceward run`"
-            )
+    async def find_table(self, port: ConnectionPort, search_path: str | None = None) -> None:
+        """Let the port write to the table of the outbox. Raises `OutboxError` if there is none."""
+        found = Place(port.dialect, port.database)
+        if found not in self._schemas:
+            schema = await schema_of(port, search_path)
+            if schema is None:
+                raise OutboxError(
+                    "nothing was sent: the table onceward_outbox does not exist in this database; run `onceward inbox "
+                    "migrate --database URL`, or start the app once with `onceward run`"
+                )
+            self._schemas[found] = schema
+        port.schema = self._schemas[found]
 
 
 @cache
@@ -157,6 +167,7 @@ class ConnectionSends:
         return await write(port, made)
 
     async def cancel(self, message_id: str) -> bool:
+        message_id = checked_id(message_id)
         port = await self._port(self._connection)
         await self._outbox.check(port)
         return await cancel(port, message_id)
@@ -171,28 +182,24 @@ class HandlerSends:
         self._consumer_id = consumer_id
         self._unnamed = 0
         self._used: set[str] = set()
-        self._unchecked = True
+        """Ids that were written, unless the handler has rolled back to a savepoint since."""
 
     def message(
         self, target: Any, payload: Any, *, id: str | None, name: str | None, **given: Any
     ) -> Message:
-        """Check and encode a message, and take its id."""
+        """Check and encode a message, and derive its id."""
         tracking_id = self._event.tracking_id
+        if id is not None and name is not None:
+            raise OutboxError("nothing was sent: give id or name, not both")
         if id is None:
-            part = f"name {name}"
             if name is None:
                 self._unnamed += 1
                 part = f"number {self._unnamed}"
+            else:
+                part = f"name {checked_text(name, 'name')}"
             id = derived_id(tracking_id, self._consumer_id, part)
         lineage = Lineage(tracking_id, tracking_id)
-        made = self._outbox.message(target, payload, id=id, lineage=lineage, **given)
-        if made.id in self._used:
-            raise OutboxError(
-                f"nothing was sent: this handler has sent a message with the id {made.id!r} in this attempt already, "
-                "and an id stands for one message; give each a name of its own, such as name=f'ship-{item.id}'"
-            )
-        self._used.add(made.id)
-        return made
+        return self._outbox.message(target, payload, id=id, lineage=lineage, **given)
 
     def write(self, transaction: DbTransaction, made: Message) -> str:
         """Write it in the transaction of the handler."""
@@ -201,8 +208,14 @@ class HandlerSends:
         return run_blocking(self._write(BlockingConnectionPort(transaction.connection), made))
 
     async def _write(self, port: ConnectionPort, made: Message) -> str:
-        if not self._unchecked:
-            return await write(port, made)
-        await self._outbox.check_table(port)
-        self._unchecked = False
-        return await write(port, made)
+        await self._outbox.find_table(port)
+        if not await insert(port, made):
+            if made.id in self._used:
+                raise OutboxError(
+                    f"nothing was sent: this handler has sent a message with the id {made.id!r} in this attempt "
+                    "already, and an id stands for one message; give each a name of its own, such as "
+                    "name=f'ship-{item.id}'"
+                )
+            await check_same(port, made)
+        self._used.add(made.id)
+        return made.id

@@ -156,7 +156,12 @@ class Relay(Closing):
             if not outlook.is_due and not outlook.targets - without:
                 return [], wait
             claims = self._rows.claim(
-                size, without=without, promote=outlook.is_due, lease=self.lease, owner=self.owner
+                size,
+                without=without,
+                promote=outlook.is_due,
+                lease=self.lease,
+                owner=self.owner,
+                targets=outlook.targets,
             )
         except LockTimeoutError:  # a handler's transaction is long; that is no outage
             return [], LONGEST_DEAF_WAIT

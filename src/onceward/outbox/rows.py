@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import Any
 
 from onceward._time import wall
@@ -24,6 +25,8 @@ class ConnectionPort(ABC):
     dialect: str
     database: str | None
     """Its database: the name, or the path of the file; None if that is not known."""
+    schema: str = ""
+    """Of the tables of the outbox, quoted and with a dot; empty for what the connection finds by itself."""
 
     @abstractmethod
     async def execute(self, sql: str, values: dict[str, Any]) -> list[Any]:
@@ -31,19 +34,22 @@ class ConnectionPort(ABC):
 
     async def insert_ready(self, message: Message) -> bool:
         """Insert a message that is ready. Return False if its id is there already."""
-        return _is_one(await self.execute(_FULL[self.dialect, READY], _values(message)))
+        return _is_one(await _run(self, _FULL[self.dialect, READY], _values(message)))
 
 
 async def write(port: ConnectionPort, message: Message) -> str:
     """Write it, unless the same message was sent before. Return its id."""
-    if message.at is None and message.delay is None:
-        written = await port.insert_ready(message)
-    else:
-        values = {**_values(message), "at": message.at, "delay": message.delay}
-        written = _is_one(await port.execute(_FULL[port.dialect, DELAYED], values))
-    if not written:
-        await _check_same(port, message)
+    if not await insert(port, message):
+        await check_same(port, message)
     return message.id
+
+
+async def insert(port: ConnectionPort, message: Message) -> bool:
+    """Write it, and return True. Return False if its id is there already."""
+    if message.at is None and message.delay is None:
+        return await port.insert_ready(message)
+    values = {**_values(message), "at": message.at, "delay": message.delay}
+    return _is_one(await _run(port, _FULL[port.dialect, DELAYED], values))
 
 
 def insert_in_sqlite(driver: Any, message: Message) -> bool:
@@ -66,9 +72,9 @@ def _is_one(rows: list[Any]) -> bool:
     return bool(rows) and rows[0][0] == 1
 
 
-async def _check_same(port: ConnectionPort, message: Message) -> None:
+async def check_same(port: ConnectionPort, message: Message) -> None:
     """An id stands for one message: sending it again changes nothing, sending another under it is an error."""
-    found = await port.execute(_FIND, {"id": message.id})
+    found = await _run(port, _FIND, {"id": message.id})
     if found and bytes(found[0][0]) == message.digest:
         return
     raise OutboxError(
@@ -80,21 +86,44 @@ async def _check_same(port: ConnectionPort, message: Message) -> None:
 async def cancel(port: ConnectionPort, message_id: str) -> bool:
     """Remove it if it was never tried. Return whether it was removed, and so will not be published."""
     if port.dialect == "sqlite":
-        await port.execute(_TALLY_CANCELED, {"id": message_id})
-        return bool(await port.execute(_REMOVE, {"id": message_id}))
-    return bool(await port.execute(_CANCEL, {"id": message_id}))
+        await _run(port, _TALLY_CANCELED, {"id": message_id})
+        return bool(await _run(port, _REMOVE, {"id": message_id}))
+    return bool(await _run(port, _CANCEL, {"id": message_id}))
 
 
-async def exists(port: ConnectionPort) -> bool:
-    """Whether the table of the outbox exists."""
-    return bool((await port.execute(_EXISTS[port.dialect], {}))[0][0])
+async def schema_of(port: ConnectionPort, search_path: str | None) -> str | None:
+    """Return the schema of the outbox's tables, as `ConnectionPort.schema` has it; None if there is no table.
+
+    On PostgreSQL it is that of the search path that the app has, or else of the one that this connection began with:
+    the caller may have set another since, and the relay reads only one table.
+    """
+    if port.dialect == "sqlite":
+        return "" if (await port.execute(_EXISTS_IN_SQLITE, {}))[0][0] else None
+    found = await port.execute(_SCHEMA, {"path": search_path})
+    if found:
+        schema = str(found[0][0])
+        return "" if ":" in schema or "%" in schema else f"{schema}."
+    is_visible = search_path is None and (await port.execute(_IS_VISIBLE, {}))[0][0]
+    return "" if is_visible else None
+
+
+async def _run(port: ConnectionPort, sql: str, values: dict[str, Any]) -> list[Any]:
+    return await port.execute(_in_schema(sql, port.schema), values)
+
+
+@lru_cache(100)
+def _in_schema(sql: str, schema: str) -> str:
+    return sql.replace("{schema}", schema)
 
 
 READY, DELAYED = "ready", "delayed"
+SOON = 10
+"""A message that is due within these seconds wakes the relay, so it knows when to look. By itself it looks sooner than
+that."""
 
 _NOW = {"sqlite": ":now", "postgresql": "extract(epoch FROM clock_timestamp())::double precision"}
 _INSERT = """
-    INSERT INTO onceward_outbox (message_id, target, key, state, at, digest, body, created_at)
+    INSERT INTO {schema}onceward_outbox (message_id, target, key, state, at, digest, body, created_at)
     VALUES (:id, :target, :key, '{state}', {at}, :digest, :body, {now}) ON CONFLICT (message_id) DO NOTHING RETURNING 1
 """
 _AT = {
@@ -107,19 +136,32 @@ def _statement(dialect: str, state: str) -> str:
     insert = _INSERT.replace("{at}", _AT[state]).replace("{state}", state).replace("{now}", _NOW[dialect])
     if dialect == "sqlite":
         return insert
-    wake = f", pg_notify('{CHANNEL}', '')" if state == READY else ""
-    return f"WITH sent AS ({insert}) SELECT count(*){wake} FROM sent"
+    wake = f"pg_notify('{CHANNEL}', '')"
+    if state == DELAYED:
+        insert = insert.replace("RETURNING 1", "RETURNING at")
+        wake = f"(SELECT {wake} FROM sent WHERE at < {_NOW[dialect]} + {SOON})"
+    return f"WITH sent AS ({insert}) SELECT count(*), {wake} FROM sent"
 
 
 _FULL = {(dialect, state): _statement(dialect, state) for dialect in _NOW for state in (READY, DELAYED)}
-_READY_IN_SQLITE = re.sub(r":\w+", "?", _FULL["sqlite", READY]).replace("RETURNING 1", "")
-_FIND = "SELECT digest FROM onceward_outbox WHERE message_id = :id"
+_READY_IN_SQLITE = re.sub(r":\w+", "?", _in_schema(_FULL["sqlite", READY], "")).replace("RETURNING 1", "")
+_FIND = "SELECT digest FROM {schema}onceward_outbox WHERE message_id = :id"
 _NEVER_TRIED = "message_id = :id AND attempts = 0 AND state IN ('ready', 'delayed', 'behind')"
-_REMOVE = f"DELETE FROM onceward_outbox WHERE {_NEVER_TRIED} RETURNING target"
-_TALLY = "INSERT INTO onceward_outbox_tally (what, target, messages) SELECT 'canceled', target, 1 FROM"
-_TALLY_CANCELED = f"{_TALLY} onceward_outbox WHERE {_NEVER_TRIED} RETURNING 1"
+_REMOVE = f"DELETE FROM {{schema}}onceward_outbox WHERE {_NEVER_TRIED} RETURNING target"
+_TALLY = (
+    "INSERT INTO {schema}onceward_outbox_tally (what, target, messages) SELECT 'canceled', target, 1 FROM"
+)
+_TALLY_CANCELED = f"{_TALLY} {{schema}}onceward_outbox WHERE {_NEVER_TRIED} RETURNING 1"
 _CANCEL = f"WITH gone AS ({_REMOVE}), noted AS ({_TALLY} gone) SELECT 1 FROM gone"
-_EXISTS = {
-    "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'onceward_outbox'",
-    "postgresql": "SELECT to_regclass('onceward_outbox') IS NOT NULL",
-}
+_EXISTS_IN_SQLITE = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'onceward_outbox'"
+_IS_VISIBLE = "SELECT to_regclass('onceward_outbox') IS NOT NULL"
+_SCHEMA = """
+    SELECT quote_ident(n.nspname) FROM unnest(string_to_array(coalesce(
+        CAST(:path AS text), (SELECT reset_val FROM pg_settings WHERE name = 'search_path')
+    ), ',')) WITH ORDINALITY AS part(name, number)
+    JOIN pg_namespace n ON n.nspname = CASE
+        WHEN btrim(part.name) = '"$user"' THEN current_user
+        WHEN left(btrim(part.name), 1) = '"' THEN btrim(part.name, ' "')
+        ELSE lower(btrim(part.name)) END
+    WHERE to_regclass(quote_ident(n.nspname) || '.onceward_outbox') IS NOT NULL ORDER BY part.number LIMIT 1
+"""

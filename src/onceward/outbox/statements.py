@@ -31,14 +31,23 @@ TARGETS = """
     SELECT target FROM found WHERE target IS NOT NULL
 """
 """Targets with a ready message, at the cost of one lookup each."""
-NEXT = """
-    SELECT {now} AS now, {steady} AS steady,
+LISTED = {
+    "sqlite": "json_group_array(target)",
+    "postgresql": "CAST(coalesce(json_agg(target), '[]') AS text)",
+}
+LOOK = TARGETS.replace(
+    "SELECT target FROM found WHERE target IS NOT NULL",
+    """SELECT {now} AS now, {steady} AS steady,
         (SELECT min(at) FROM onceward_outbox WHERE state = 'delayed') AS due,
-        (SELECT min(at) FROM onceward_outbox WHERE state = 'held') AS over
-"""
+        (SELECT min(at) FROM onceward_outbox WHERE state = 'held') AS over,
+        (SELECT {listed} FROM found WHERE target IS NOT NULL) AS targets""",
+)
+"""All that a look needs, in one round trip: a message that wakes an idle relay waits for every one of them."""
 
 PROMOTE_DUE = """
-    UPDATE onceward_outbox SET state = 'ready', created_at = at, at = NULL WHERE seq IN (
+    UPDATE onceward_outbox SET state = 'ready', at = NULL,
+        created_at = CASE WHEN at > created_at THEN at ELSE created_at END
+    WHERE seq IN (
         SELECT seq FROM onceward_outbox WHERE state = 'delayed' AND at <= (SELECT {now}) ORDER BY at LIMIT :limit {skip}
     )
 """

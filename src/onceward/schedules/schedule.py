@@ -96,8 +96,9 @@ def cron(expression: str, tz: str | None) -> Slots:
     zone = _zone(tz)
 
     def slots(after: datetime) -> Iterator[datetime]:
-        for slot in CronSim(expression, after.astimezone(zone)):
-            yield slot.astimezone(UTC)
+        # In the second pass of an hour that exists twice, CronSim begins with slots of the first.
+        found = (slot.astimezone(UTC) for slot in CronSim(expression, after.astimezone(zone)))
+        return (slot for slot in found if slot > after)
 
     try:
         CronSim(expression, datetime.now(zone))

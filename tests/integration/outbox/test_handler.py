@@ -159,3 +159,17 @@ def test_without_an_outbox_a_send_says_how_to_get_one(desk: Desk) -> None:
 
     with pytest.raises(ValueError, match=r"inbox\.set_outbox"):
         desk.handle("e1", send)
+
+
+@pytest.mark.req("OB-28")
+def test_a_send_that_was_rolled_back_to_a_savepoint_can_be_repeated(database: Database) -> None:
+    desk = Desk(database)
+
+    def handler(session: Any) -> Any:
+        yield session.execute("SAVEPOINT before")
+        yield session.send("memory://ship", "first", name="a")
+        yield session.execute("ROLLBACK TO SAVEPOINT before")
+        yield session.send("memory://ship", "second", name="a")
+
+    desk.handle("e1", handler)
+    assert [each.payload for each in desk.sent()] == ["second"]

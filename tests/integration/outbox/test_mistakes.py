@@ -68,6 +68,26 @@ def test_without_a_transaction(database: Database, session: bool) -> None:
     assert site.ids() == []
 
 
+@pytest.mark.req("OB-25")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": 5}, "name must be"),
+        ({"name": ""}, "name must be"),
+        ({"name": "a", "id": "b"}, "id or name, not both"),
+    ],
+)
+def test_a_name_in_a_handler(database: Database, given: dict[str, Any], message: str) -> None:
+    desk = Desk(database)
+
+    def send(session: Any) -> Any:
+        yield session.send(**arguments(given))
+
+    with pytest.raises(OutboxError, match=message):
+        desk.handle("e1", send)
+    assert desk.sent() == []
+
+
 @pytest.mark.req("OB-11")
 def test_in_a_handler(database: Database) -> None:
     desk = Desk(database)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -20,7 +21,7 @@ from onceward.inbox import AsyncInbox, Inbox
 from onceward.outbox import Outbox, OutboxError
 from onceward.outbox.outbox import Place
 from tests.support.databases import Database, database
-from tests.support.outbox import OutboxWorld, outbox
+from tests.support.outbox import OutboxWorld, drain, outbox
 
 __all__ = ["database", "outbox"]
 
@@ -148,6 +149,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "both": ({"delay": 1, "at": datetime.now(UTC)}, OutboxError, "not both"),
     "forever": ({"delay": 1e15}, OutboxError, "after the year 9999"),
     "empty id": ({"id": ""}, OutboxError, "id must be a string"),
+    "a time in the year 10000": (
+        {"at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))},
+        OutboxError,
+        "outside the years 1 to 9999",
+    ),
     "odd key": ({"key": "a\0b"}, OutboxError, "key must be a string"),
 }
 
@@ -200,6 +206,42 @@ def test_a_delayed_message_has_its_due_time_as_its_own(outbox: OutboxWorld) -> N
     found = decode(bytes(body))
     assert found.created_at == due
     assert abs(int(found.id[:8] + found.id[9:13], 16) / 1000 - due.timestamp()) < 1
+
+
+@pytest.mark.req("OB-24")
+@pytest.mark.parametrize("days", [1000, 700_000])
+def test_a_message_that_was_due_long_ago_is_sent_now_and_is_as_old_as_that(
+    outbox: OutboxWorld, days: int
+) -> None:
+    """Such as a reminder for three days before a date that is tomorrow. An inbox would refuse it as too old."""
+    began = datetime.now(UTC)
+    outbox.send("past", at=began - timedelta(days=days), key="k")
+    outbox.send("next", key="k")
+    drain(outbox.relay())
+    assert outbox.sink.payloads == ["past", "next"]
+    past = outbox.sink.arrived[0]
+    assert past.created_at >= began
+    assert int(past.id[:8] + past.id[9:13], 16) / 1000 >= began.timestamp() - 1
+    assert min(outbox.rows("created_at")) >= began.timestamp() - 1
+
+
+@pytest.mark.req("OB-24")
+def test_without_a_delay_a_message_does_not_wait(outbox: OutboxWorld) -> None:
+    outbox.send("now", delay=0)
+    outbox.send("now", delay=timedelta(0))
+    assert outbox.rows() == ["ready", "ready"]
+
+
+@pytest.mark.req("OB-25")
+def test_an_id_is_canceled_however_it_is_spelled(outbox: OutboxWorld) -> None:
+    id = str(uuid4())
+    for spelled in (id, id.upper(), id.replace("-", "")):
+        outbox.send("later", id=spelled, delay=1000)
+        with outbox.engine.begin() as connection:
+            assert outbox.app.outbox(connection).cancel(spelled) is True
+    for wrong in (None, 5, ""):
+        with outbox.engine.begin() as connection, pytest.raises(OutboxError, match="id must be a string"):
+            outbox.app.outbox(connection).cancel(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.req("OB-07")

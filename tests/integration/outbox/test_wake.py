@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, create_engine, event, make_url
 
 from onceward.db import listen
 from onceward.outbox import relay as relay_module
@@ -45,6 +46,35 @@ def test_a_commit_ends_the_wait_of_an_idle_relay(outbox: OutboxWorld) -> None:
             drain(relay)
         assert time.monotonic() - began < LONG / 2
     assert outbox.sink.payloads == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.req("OB-26")
+@pytest.mark.parametrize(
+    "given", [{"delay": 0.2}, {"at": datetime(2020, 1, 1, tzinfo=UTC)}], ids=["soon", "past"]
+)
+def test_a_message_that_is_due_soon_does_not_wait_for_the_next_look(
+    outbox: OutboxWorld, given: dict[str, Any]
+) -> None:
+    relay = outbox.relay()
+    quiet(relay)
+    outbox.send("soon", **given)
+    began = time.monotonic()
+    while not outbox.sink.payloads:
+        assert relay.await_transactions(LONG)
+        drain(relay)
+    assert time.monotonic() - began < LONG / 2
+
+
+@pytest.mark.req("OB-26")
+def test_a_message_that_wakes_a_relay_waits_for_few_statements(outbox: OutboxWorld) -> None:
+    relay = outbox.relay()
+    quiet(relay)
+    outbox.send("one")
+    statements: list[str] = []
+    event.listen(outbox.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    assert len(relay.fetch_transactions(16)) == 1
+    lock = outbox.engine.dialect.name == "postgresql"
+    assert len(statements) == 3 + lock, statements  # look, lock, choose, claim
 
 
 @pytest.mark.req("OB-14")

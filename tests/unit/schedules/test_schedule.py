@@ -55,6 +55,18 @@ def test_an_hour_that_a_night_does_not_have_or_has_twice_makes_one_slot_a_night(
         assert len({each.date() for each in nights}) == 4
 
 
+@pytest.mark.req("SC-06")
+@pytest.mark.parametrize("catch_up", ["last", "all", "none"])
+def test_the_second_pass_of_an_hour_that_exists_twice_repeats_no_slot(catch_up: str) -> None:
+    slots = cron("30 2 * * *", "Europe/Berlin")
+    sent = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+    again = sent + timedelta(minutes=35)  # it is 2:05 for the second time
+    nightly = schedule(slots, catch_up)
+    assert nightly.due(sent, again) == ([], sent)
+    assert nightly.next(again) == datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
+    assert nightly.due(again, again + timedelta(minutes=30)) == ([], again), "a schedule that began at 2:05"
+
+
 @pytest.mark.req("SC-03")
 @pytest.mark.parametrize(
     ("catch_up", "late", "published"),
