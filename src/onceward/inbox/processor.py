@@ -250,7 +250,8 @@ class EventProcessor:
         return Result(DONE, value)
 
     async def admit(self, attempt: EventAttempt, session: Session, *, letters: bool = True) -> Handling:
-        """Write the dedup row; for `letters`, see `Store.admit`. DONE if the handler may run; raises if the event is neither new nor a duplicate."""
+        """Write the dedup row; for `letters`, see `Store.admit`. DONE if the handler may run; raises if the event is
+        neither new nor a duplicate."""
         contract, key = attempt.contract, attempt.key
         admit = self.store.admit if letters else self._admit_without_letters
         if not await self.reachable(session.apply, admit, key, attempt.digest):

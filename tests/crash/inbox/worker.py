@@ -304,8 +304,8 @@ def after(cls: Any, name: str, hook: Callable[..., None]) -> None:
 def after_plain(cls: Any, name: str, hook: Callable[..., None]) -> None:
     real = getattr(cls, name)
 
-    def around(self: Any, *args: Any) -> Any:
-        answer = real(self, *args)
+    def around(self: Any, *args: Any, **named: Any) -> Any:
+        answer = real(self, *args, **named)
         hook(self, answer, *args)
         return answer
 

@@ -126,7 +126,7 @@ class PostgreSql:
         CALLS.begin(lent.dbapi_connection)
         try:
             if connection.dialect.is_async:
-                return await_only(_send_async(driver, sql, values, before))  # type: ignore[no-any-return]
+                return await_only(_send_async(driver, sql, values, before))
             return _send(driver, sql, values, before)
         except connection.dialect.loaded_dbapi.Error as error:
             connection._handle_dbapi_exception(error, sql, values, None, None)

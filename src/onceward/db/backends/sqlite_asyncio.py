@@ -58,7 +58,7 @@ class LoopConnection(Connection):
         self._conn.set_progress_handler(self._is_too_long, STEPS)
         return self
 
-    def cursor(self) -> LoopCursor:
+    def cursor(self) -> LoopCursor:  # type: ignore[override]
         return LoopCursor(self)
 
     async def _execute(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -73,7 +73,7 @@ class LoopConnection(Connection):
         if self._running and self._connection:
             self._handed_over += 1
         self._spent = 0.0
-        return await super()._execute(call)  # type: ignore[no-any-return]
+        return await super()._execute(call)  # type: ignore[no-any-return, no-untyped-call]
 
     async def run(self, sql: str, call: Callable[[], T]) -> T:
         """Run a statement here if it is short, and otherwise in the thread."""

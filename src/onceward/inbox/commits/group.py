@@ -139,8 +139,7 @@ class CommitGroup:
                 await self._open()
             session = processor.ports.part(self._whole, len(self._kept))
             session.event = attempt.event
-            with processor.ports.gate.accompanied():
-                result = await self._in_part(attempt, session)
+            result = await self._in_part(attempt, session)
         except (OutOfTurn, MissingDay, Busy) as error:
             raise self.leave_out(transaction) from error
         except BaseException as error:
@@ -178,8 +177,10 @@ class CommitGroup:
 
     async def _in_part(self, attempt: EventAttempt, session: Any) -> Result:
         error: BaseException | None = None
+        gate = self._processor.ports.gate
         began = time.perf_counter()
         await session.port.enter()
+        gate.step_in()
         try:
             # The first looks for its open dead letter at once; one statement before the commit does for the others.
             return await self._processor.in_transaction(attempt, session, letters=not self._kept)
@@ -187,6 +188,7 @@ class CommitGroup:
             error = raised
             raise
         finally:
+            gate.step_back()
             self.seconds += time.perf_counter() - began
             await session.port.leave(error)
 
