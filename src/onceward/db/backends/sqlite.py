@@ -160,6 +160,8 @@ class Sqlite:
                 result = driver.run_here(text, partial(_run, driver._conn, text, given))
             return result
         except sqlite3.Error as error:
+            if getattr(error, "broken_off", False) and not before and driver.in_transaction:
+                return None  # it has changed nothing, and goes to the thread
             connection._handle_dbapi_exception(error, text, given, None, None)
 
     def _check_open(self, connection: Connection) -> None:
