@@ -11,8 +11,6 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from threading import get_ident
@@ -40,18 +38,21 @@ def watch_coroutines() -> None:
         gc.callbacks.append(_collect)
 
 
-@contextmanager
-def all_awaited() -> Iterator[None]:
-    """Raise `UnawaitedError` at the end of the block if it created a coroutine and did not await it."""
-    watch_coroutines()
-    seen: list[str] = []
-    token = _seen.set(seen)
-    try:
-        yield
-    finally:
-        _seen.reset(token)
-    if seen:
-        raise unawaited_error(seen)
+class all_awaited:
+    """Raise `UnawaitedError` at the end of the block if it created a coroutine and did not await it. Used as a
+    function; a generator would take three times as long."""
+
+    __slots__ = ("_list", "_token")
+
+    def __enter__(self) -> None:
+        watch_coroutines()
+        self._list: list[str] = []
+        self._token = _seen.set(self._list)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        _seen.reset(self._token)
+        if error is None and self._list:
+            raise unawaited_error(self._list)
 
 
 def _collect(phase: str, _: dict[str, int]) -> None:

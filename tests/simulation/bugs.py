@@ -70,9 +70,11 @@ def dedup_by_day() -> Iterator[None]:
     for name in ("admit", "look_up"):
         method = getattr(SqliteStore, name)
 
-        def with_day(self: Any, transaction: Any, key: Any, *more: Any, method: Any = method) -> Any:
+        def with_day(
+            self: Any, transaction: Any, key: Any, *more: Any, method: Any = method, **named: Any
+        ) -> Any:
             self.run(transaction, other_days, tracking=key.tracking_id, day=key.day)
-            return method(self, transaction, key, *more)
+            return method(self, transaction, key, *more, **named)
 
         by_day[name] = with_day
     with patch.multiple(SqliteStore, **by_day):

@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.db import AsyncDbSession, DbSession
+from onceward.db.engines import connect_arguments
 from tests.support.schema import new_schema
 
 
@@ -64,6 +65,8 @@ class Database:
         arguments = self.connect_args | (connect_args or {})
         if self.asynchronous:
             url = url.replace("sqlite://", "sqlite+aiosqlite://", 1)
+            if self.is_sqlite:
+                arguments = connect_arguments(make_url(url)) | arguments  # as an app's
             made: Any = create_async_engine(url, connect_args=arguments, **options)
         else:
             made = create_engine(url, connect_args=arguments, **options)

@@ -123,8 +123,8 @@ async def _predict_async(
     from onceward.deadletters.dry_run import dry_run_async
 
     driver = "sqlite+aiosqlite" if engine.dialect.name == "sqlite" else "postgresql+psycopg"
-    arguments = connect_arguments(engine.url, name="onceward")
     url = engine.url.set(drivername=driver)
+    arguments = connect_arguments(url, name="onceward")
     async_engine = hide_values(create_async_engine(url, connect_args=arguments))
     try:
         return await dry_run_async(task, transactions, async_engine, poison_fixed=poison_fixed)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Engine, event
 
@@ -22,11 +23,13 @@ class DatabaseCalls:
 
     def __init__(self) -> None:
         self._began: dict[Any, float] = {}
+        self._engines: WeakSet[Engine] = WeakSet()
 
     def watch(self, engine: Engine) -> None:
         """Watch the calls of an engine, if its database has a server."""
         if engine.dialect.name == "sqlite":
             return
+        self._engines.add(engine)
         event.listen(engine, "do_connect", self._connect)
         event.listen(engine, "before_cursor_execute", lambda conn, *_: self._begin(_key(conn)))
         event.listen(engine, "after_cursor_execute", lambda conn, *_: self._end(_key(conn)))
@@ -41,6 +44,16 @@ class DatabaseCalls:
         """Return for how many seconds the oldest has had no answer."""
         began = list(self._began.values())
         return time.monotonic() - min(began) if began else None
+
+    def begin(self, driver: Any) -> None:
+        """A call on this connection, as the pool has it, that SQLAlchemy does not know of."""
+        self._begin(id(driver))
+
+    def end(self, driver: Any) -> None:
+        self._end(id(driver))
+
+    def watches(self, engine: Engine) -> bool:
+        return engine in self._engines
 
     def _begin(self, key: Any) -> None:
         if key is not None:

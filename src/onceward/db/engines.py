@@ -36,11 +36,15 @@ DEFAULT_TIMEOUTS = DatabaseTimeouts()
 def connect_arguments(
     url: URL, timeouts: DatabaseTimeouts = DEFAULT_TIMEOUTS, *, name: str | None = None
 ) -> dict[str, Any]:
-    """Return what `create_engine` passes to the driver of PostgreSQL. What the URL or a variable says wins. The server
-    shows `name` as the application.
+    """Return what `create_engine` passes to the driver. For PostgreSQL, what the URL or a variable says wins, and the
+    server shows `name` as the application.
 
     No `statement_timeout`: how long a statement of a handler may take is for its policy to say.
     """
+    if url.drivername == "sqlite+aiosqlite":
+        from onceward.db.backends.sqlite_asyncio import LoopConnection
+
+        return {"async_creator_fn": LoopConnection}
     if url.get_backend_name() != "postgresql":
         return {}
     arguments: dict[str, Any] = {} if name is None else {"application_name": name}

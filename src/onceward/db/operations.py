@@ -30,8 +30,10 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from onceward.db.calls import CALLS
 from onceward.db.errors import (
     ENDED_WITHIN,
     LockTimeoutError,
@@ -61,6 +63,10 @@ DEFAULT_TIMEOUT: Final = 10.0
 def execute(transaction: DbTransaction, sql: Sql, params: Params | Sequence[Params] | None) -> int:
     if params is not None and not params and not isinstance(params, Mapping):
         return 0  # an empty list; SQLAlchemy would run the statement once, without parameters
+    if isinstance(sql, str) and (params is None or isinstance(params, Mapping)):
+        found = direct(transaction, sql, params or {})
+        if found is not None:
+            return found[0]
     with _result(transaction, sql, params) as result:
         return int(result.rowcount)
 
@@ -201,6 +207,60 @@ def row_is(target: TableClause, key: Mapping[str, Any]) -> ColumnElement[bool]:
     while any(column.key.startswith(prefix) for column in target.c):
         prefix += "_"
     return and_(*(_equals(target.c[name], key[name], f"{prefix}{n}") for n, name in enumerate(key)))
+
+
+def direct(
+    transaction: DbTransaction, sql: str, params: Params, before: Sequence[str] = ()
+) -> tuple[int, Any] | None:
+    """Run a text on the driver, and return the rows affected and the first row. None if SQLAlchemy has to run it."""
+    connection = transaction.connection
+    if _is_observed(connection):
+        return None
+    driver_sql, names, in_order = _compiled(sql, connection.dialect)
+    _check(connection, sql)
+    try:
+        values = [params[name] for name in names]
+    except KeyError:
+        return None  # it says what is missing
+    given = values if in_order else dict(zip(names, values, strict=True))
+    return transaction.backend.direct(connection, driver_sql, given, before)
+
+
+def run_first(transaction: DbTransaction, sql: str, params: Params) -> tuple[int, Any]:
+    """Run a text of our own, in one call with what has to come before it in its transaction, if that is possible.
+    Returns the rows affected and the first row."""
+    before = transaction.take_words()
+    found = direct(transaction, sql, params, before)
+    if found is not None:
+        return found
+    connection = transaction.connection
+    for words in before:
+        connection.exec_driver_sql(words).close()
+    with connection.execute(_text(sql), params, execution_options={"preserve_rowcount": True}) as result:
+        return int(result.rowcount), result.first() if result.returns_rows else None
+
+
+def _is_observed(connection: Connection) -> bool:
+    """Whether somebody wants to see or change what SQLAlchemy sends to the driver."""
+    if connection._echo:
+        return True
+    if not (connection._has_events or connection.engine._has_events):
+        return False
+    heard: Any = connection.dispatch
+    ours = CALLS.watches(connection.engine)
+    return bool(
+        len(heard.before_cursor_execute) > ours
+        or len(heard.after_cursor_execute) > ours
+        or heard.before_execute
+        or heard.after_execute
+    )
+
+
+@lru_cache(500)
+def _compiled(sql: str, dialect: Dialect) -> tuple[str, list[str], bool]:
+    """The text for the driver, the names of its parameters, and whether it takes their values in this order."""
+    compiled: Any = _text(sql).compile(dialect=dialect)
+    return compiled.string, list(compiled.positiontup or compiled.params), compiled.positional
 
 
 def _result(

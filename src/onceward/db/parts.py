@@ -6,6 +6,7 @@ cannot be undone alone makes the whole LOST: it can only be rolled back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -28,16 +29,26 @@ class PartTransaction(DbTransaction):
         self._number = number
 
     def open(self) -> None:
-        connection = self._whole.connection
-        if self._number:
-            try:
-                self.backend.begin_part(connection, self._number)
-            except BaseException as error:
-                self._whole.lose(error)
-                raise
-        self._whole.parts += 1
-        self._connection = connection
+        """Begin, without a call to the database: the savepoint comes with the first use of the connection."""
+        self._connection = self._whole.connection
+        self._has_begun = not self._number
+        self._whole.parts += self._has_begun
         self._state = SessionState.OPEN
+
+    @property
+    def connection(self) -> Connection:
+        connection = super().connection
+        if not self._has_begun:
+            self.take_words()
+            self.backend.begin_part(connection, self._number)
+        return connection
+
+    def take_words(self) -> Sequence[str]:
+        if self._has_begun:
+            return ()
+        self._has_begun = True
+        self._whole.parts += 1
+        return self.backend.part_words(self._number)
 
     def open_with_canceller(self) -> None:
         """In threads: a statement of this part is canceled if the attempt runs out of time."""
@@ -68,10 +79,10 @@ class PartTransaction(DbTransaction):
         try:
             if problem is None:
                 _end_nested(connection)
-                self.backend.end_part(connection, self._number)
+                self.backend.end_part(connection)
             elif lost or not self._number:
                 self._whole.lose(problem)
-            else:
+            elif self._has_begun:
                 self.backend.undo_part(connection, self._number)
         except BaseException as failure:
             self._whole.lose(failure)
@@ -83,6 +94,18 @@ class PartTransaction(DbTransaction):
             self._whole._was_canceled = True
         if error is None and problem is not None:
             raise problem from cause
+
+    def ends_at_once(self, error: BaseException | None) -> bool:
+        """Whether the end of this part needs no call to the database."""
+        connection = self._connection
+        return (
+            error is None
+            and self._state is SessionState.OPEN
+            and self._failure is None
+            and (self.token is None or not self.token.expired)
+            and connection is not None
+            and connection.get_nested_transaction() is None
+        )
 
     def _problem(self, connection: Connection, lost: bool) -> BaseException | None:
         """Why this part must not be committed, if its code raised nothing."""

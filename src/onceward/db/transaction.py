@@ -12,7 +12,7 @@ greenlet.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
@@ -80,6 +80,8 @@ class DbTransaction:
     def __init__(self, engine: Engine, name: str) -> None:
         self.backend = BACKENDS.get(engine.dialect.name) or backend_of(engine.dialect)
         self.committed = False
+        self.repeated = False
+        """Whether who opens it makes it again after a serialization failure."""
         self.had_conflict = False
         """Set by an optimistic update that found another version; see `occ_update`."""
         self.parts = 0
@@ -97,11 +99,15 @@ class DbTransaction:
 
     @property
     def connection(self) -> Connection:
-        self._check_open()
+        self.check_usable()
         assert self._connection is not None
         return self._connection
 
-    def _check_open(self) -> None:
+    def take_words(self) -> Sequence[str]:
+        """The statements that must come before any other, if there are some left. The caller runs them."""
+        return ()
+
+    def check_usable(self) -> None:
         if self.is_of_parent:
             raise SessionError(FORKED)
         if self._state is not SessionState.OPEN:
@@ -145,6 +151,8 @@ class DbTransaction:
         self._connection = connection
         try:
             self.backend.begin(connection)
+            if self.repeated:
+                self.backend.note_repeated(connection, repeated=True)
         except BaseException as error:
             roll_back(connection, error)
             self._give_back(connection)
@@ -159,7 +167,7 @@ class DbTransaction:
         self, operation: Callable[Concatenate[DbTransaction, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run one operation of the session, and remember its failure: the commit must not ignore it."""
-        self._check_open()
+        self.check_usable()
         if self.token is not None and self.token.expired:
             raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
         try:
@@ -254,7 +262,7 @@ class DbTransaction:
                     "nothing was committed. Let the error propagate instead of catching it inside the block"
                 ) from self._failure
             if self.parts > 1:
-                self.backend.check_parts(connection)
+                self.backend.check_parts(connection, self.parts - 1)
             if (
                 not connection.in_transaction()
             ):  # then there is nothing to commit, and SQLAlchemy says nothing
@@ -272,6 +280,8 @@ class DbTransaction:
     def _give_back(self, connection: Connection) -> None:
         """Return the connection to its pool. A failure is only logged: the transaction's outcome matters more."""
         try:
+            if self.repeated and not connection.invalidated:
+                self.backend.note_repeated(connection, repeated=False)
             connection.close()
             if self._engine.pool is not self._pool:
                 self._pool.dispose()  # the engine was disposed meanwhile: this pool lends nothing any more

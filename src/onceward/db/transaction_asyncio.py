@@ -96,7 +96,15 @@ class AsyncPartPort(AsyncSessionPort):
         self._connection = whole._connection
 
     async def __aenter__(self) -> None:
-        self.transaction.token = current_token()
-        await self._connection.run_sync(lambda _: self._part.open())
+        self._part.token = current_token()
+        self._part.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._part.ends_at_once(error) and not self._turn.locked():
+            self._part.__exit__(kind, error, trace)
+        else:
+            await super().__aexit__(kind, error, trace)
 
     enter = __aenter__

@@ -14,8 +14,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from enum import IntEnum
 from operator import attrgetter
@@ -275,15 +275,9 @@ class Gate:
         """What has just entered stays, for others; the code that runs here is no longer inside."""
         _depth.set(_depth.get() - 1)
 
-    @contextmanager
-    def accompanied(self) -> Iterator[None]:
-        """The code of this block is inside with what has entered for it."""
-        depth = _depth.get()
-        _depth.set(depth + 1)
-        try:
-            yield
-        finally:
-            _depth.set(depth)
+    def step_in(self) -> None:
+        """The code that runs here is inside with what has entered for it, until it steps back."""
+        _depth.set(_depth.get() + 1)
 
     def leave(self) -> None:
         depth = _depth.get() - 1

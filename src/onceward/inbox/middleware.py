@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -99,7 +100,9 @@ def _with_payload_of(transaction: Transaction, event: Event) -> Transaction:
     """The transaction as the handler gets it."""
     if event.payload is transaction.payload:
         return transaction
-    return msgspec.structs.replace(transaction, payload=event.payload)
+    changed = copy.copy(transaction)  # not `replace`, which would check every field again
+    msgspec.structs.force_setattr(changed, "payload", event.payload)
+    return changed
 
 
 class ContractKeeper(Middleware):

@@ -55,6 +55,10 @@ class BlockingInboxPorts(BlockingStoragePorts):
         """A transaction for several events, each in a `part` of it."""
         return BlockingSessionPort(self.engine, InboxSession.__name__)
 
+    async def apply(self, whole: BlockingSessionPort, operation: Callable[..., T], *args: Any) -> T:
+        """Run an operation on the transaction as a whole."""
+        return whole.run(operation, *args)
+
     def part(self, whole: BlockingSessionPort, number: int) -> InboxSession:
         return InboxSession.within(self.engine, BlockingPartPort(whole, number))
 
@@ -82,12 +86,19 @@ class AsyncInboxPorts(AsyncStoragePorts):
     def session(self) -> AsyncInboxSession:
         from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
 
-        return AsyncInboxSession(self.engine)
+        session = AsyncInboxSession(self.engine)
+        session.port.transaction.repeated = True
+        return session
 
     def whole(self) -> AsyncSessionPort:
         from onceward.db.transaction_asyncio import AsyncSessionPort
 
-        return AsyncSessionPort(self.engine, "AsyncInboxSession")
+        whole = AsyncSessionPort(self.engine, "AsyncInboxSession")
+        whole.transaction.repeated = True
+        return whole
+
+    async def apply(self, whole: AsyncSessionPort, operation: Callable[..., T], *args: Any) -> T:
+        return await whole.run(operation, *args)
 
     def part(self, whole: AsyncSessionPort, number: int) -> AsyncInboxSession:
         from onceward.db.transaction_asyncio import AsyncPartPort

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sqlalchemy.exc import DBAPIError
@@ -231,14 +231,16 @@ class EventProcessor:
         finally:
             await self.leave(session.port, error)
 
-    async def in_transaction(self, attempt: EventAttempt, session: Session) -> Result:
-        result = await self._handle(attempt, session)
+    async def in_transaction(
+        self, attempt: EventAttempt, session: Session, *, letters: bool = True
+    ) -> Result:
+        result = await self._handle(attempt, session, letters)
         if attempt.departure is not None:
             await session.apply(attempt.departure.take_off, attempt.key, not result.duplicate)
         return result
 
-    async def _handle(self, attempt: EventAttempt, session: Session) -> Result:
-        handling = await self.admit(attempt, session)
+    async def _handle(self, attempt: EventAttempt, session: Session, letters: bool) -> Result:
+        handling = await self.admit(attempt, session, letters=letters)
         if handling is not DONE:
             return Result(handling)
         self.let_send(session, attempt)
@@ -247,10 +249,12 @@ class EventProcessor:
             session.unsettled.check(attempt.key.tracking_id)
         return Result(DONE, value)
 
-    async def admit(self, attempt: EventAttempt, session: Session) -> Handling:
-        """Write the dedup row. DONE if the handler may run; raises if the event is neither new nor a duplicate."""
+    async def admit(self, attempt: EventAttempt, session: Session, *, letters: bool = True) -> Handling:
+        """Write the dedup row; for `letters`, see `Store.admit`. DONE if the handler may run; raises if the event is
+        neither new nor a duplicate."""
         contract, key = attempt.contract, attempt.key
-        if not await self.reachable(session.apply, self.store.admit, key, attempt.digest):
+        admit = self.store.admit if letters else self._admit_without_letters
+        if not await self.reachable(session.apply, admit, key, attempt.digest):
             await session.apply(self._refuse, key, attempt.digest)
             return DUPLICATE
         if contract.sequencing != "none":
@@ -258,6 +262,14 @@ class EventProcessor:
             if turn is sequences.Turn.SUPERSEDED:
                 return SUPERSEDED
         return DONE
+
+    def _admit_without_letters(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
+        return self.store.admit(transaction, key, digest, letters=False)
+
+    def resolve_letters(self, transaction: DbTransaction, attempts: Sequence[EventAttempt]) -> None:
+        """Resolve the open dead letters of events that were admitted without that."""
+        done = [(each.key.tracking_id, each.digest) for each in attempts]
+        self.store.resolve_letters(transaction, attempts[0].key.consumer_id, done)
 
     def let_send(self, session: Any, attempt: EventAttempt) -> None:
         """Let the handler of this event publish."""

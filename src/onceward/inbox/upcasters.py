@@ -51,7 +51,10 @@ def upcast(contract: Contract, event: Event) -> Event:
         payload = _convert_to_model(contract, event, payload)
     elif event.schema_version == contract.schema_version:
         return event
-    return msgspec.structs.replace(event, payload=payload, schema_version=contract.schema_version)
+    changed = copy.copy(event)  # not `replace`, which would check every field again
+    msgspec.structs.force_setattr(changed, "payload", payload)
+    msgspec.structs.force_setattr(changed, "schema_version", contract.schema_version)
+    return changed
 
 
 # ───────────────────────────── the chain ─────────────────────────────

@@ -142,7 +142,9 @@ class AsyncStoragePorts(StoragePorts):
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
         from onceward.db.session_asyncio import AsyncDbSession
 
-        async with AsyncDbSession(self.engine) as session:
+        session = AsyncDbSession(self.engine)
+        session.port.transaction.repeated = True
+        async with session:
             return await session.run(operation, *args)
 
     async def outside(self, operation: Callable[..., T], *args: Any) -> T:

@@ -109,9 +109,8 @@ def async_engine_at(url: URL) -> Any:
     from sqlalchemy.ext.asyncio import create_async_engine
 
     if url.get_backend_name() == "sqlite":
-        engine = create_async_engine(
-            url.set(drivername="sqlite+aiosqlite"), connect_args={"timeout": PATIENCE}
-        )
+        url = url.set(drivername="sqlite+aiosqlite")
+        engine = create_async_engine(url, connect_args={**connect_arguments(url), "timeout": PATIENCE})
         event.listen(engine.sync_engine, "connect", _disable_fsync)
         return engine
     return create_async_engine(url, connect_args=connect_arguments(url))

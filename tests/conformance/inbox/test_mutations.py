@@ -29,10 +29,8 @@ def no_on_conflict(patch: pytest.MonkeyPatch) -> None:
     """An existing row is written again, and the event counts as new."""
     patch.setattr(
         sqlite,
-        "_ADMIT_DRIVER",
-        sqlite._ADMIT_DRIVER.replace("INSERT INTO", "INSERT OR REPLACE INTO").replace(
-            "ON CONFLICT DO NOTHING", ""
-        ),
+        "_ADMIT",
+        sqlite._ADMIT.replace("INSERT INTO", "INSERT OR REPLACE INTO").replace("ON CONFLICT DO NOTHING", ""),
     )
     again = "ON CONFLICT (consumer_id, tracking_id, event_day) DO UPDATE SET outcome = excluded.outcome"
     admit = postgresql._ADMIT_AND_RESOLVE.replace("ON CONFLICT DO NOTHING", again)
@@ -60,7 +58,7 @@ def no_one_spelling(patch: pytest.MonkeyPatch) -> None:
 
 def no_horizon(patch: pytest.MonkeyPatch) -> None:
     """An event whose record may have been purged runs."""
-    for store, name in ((sqlite, "_ADMIT_DRIVER"), (postgresql, "_ADMIT_AND_RESOLVE")):
+    for store, name in ((sqlite, "_ADMIT"), (postgresql, "_ADMIT_AND_RESOLVE")):
         sql = getattr(store, name)
         condition = sql[sql.index(">= coalesce(") : sql.index("ON CONFLICT")]
         patch.setattr(store, name, sql.replace(condition, "IS NOT NULL\n    "))

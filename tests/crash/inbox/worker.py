@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
 from onceward.connectors import AsyncSqliteConnector, SqliteConnector
 from onceward.connectors.postgresql import AsyncPostgreSqlConnector, PostgreSqlConnector
+from onceward.db.engines import connect_arguments
 from onceward.inbox import NOT_DONE, AsyncInbox, Contract, Done, Inbox
 from onceward.inbox.attempts import AttemptLedger
 from onceward.inbox.commits.group import CommitGroup
@@ -304,8 +305,8 @@ def after(cls: Any, name: str, hook: Callable[..., None]) -> None:
 def after_plain(cls: Any, name: str, hook: Callable[..., None]) -> None:
     real = getattr(cls, name)
 
-    def around(self: Any, *args: Any) -> Any:
-        answer = real(self, *args)
+    def around(self: Any, *args: Any, **named: Any) -> Any:
+        answer = real(self, *args, **named)
         hook(self, answer, *args)
         return answer
 
@@ -372,9 +373,8 @@ def joint_queue(url: str, connect_args: dict[str, Any], *, asynchronous: bool, *
 
 async def consume_async(worker: Worker) -> None:
     orders = worker.orders
-    engine = create_async_engine(
-        orders.url.replace("sqlite://", "sqlite+aiosqlite://", 1), connect_args=orders.connect_args
-    )
+    url = make_url(orders.url.replace("sqlite://", "sqlite+aiosqlite://", 1))
+    engine = create_async_engine(url, connect_args={**connect_arguments(url), **orders.connect_args})
     source = source_of(orders)
     task = AsyncBilling(worker, connectors={"source": source}, services={"inbox": AsyncInbox(engine)})
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.stop)

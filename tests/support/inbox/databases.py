@@ -9,9 +9,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from onceward.db.engines import connect_arguments
 from onceward.inbox import Inbox
 from onceward.testing.inbox import InboxDriver, InboxSuite
 from tests.support.schema import Schema, new_schema
@@ -40,11 +41,9 @@ class OnSqlite(InboxSuite):
 
 class OnAsyncSqlite(OnSqlite):
     def engine(self, *, patience: float = 5.0, **options: Any) -> Any:
-        return _quickly(
-            create_async_engine(
-                f"sqlite+aiosqlite:///{self.path}", connect_args={"timeout": patience}, **options
-            )
-        )
+        url = make_url(f"sqlite+aiosqlite:///{self.path}")
+        arguments = {**connect_arguments(url), "timeout": patience}  # as an app's
+        return _quickly(create_async_engine(url, connect_args=arguments, **options))
 
 
 @cache

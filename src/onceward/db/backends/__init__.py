@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -56,17 +57,30 @@ class Backend(Protocol):
     def cancel(self, driver: Any) -> None:
         """Cancel the statement that runs on this driver connection. Called from another thread."""
 
-    def begin_part(self, connection: Connection, number: int) -> None:
-        """Begin what can be undone alone. Parts of a transaction are numbered from 1, and come one after another."""
+    def part_words(self, number: int) -> Sequence[str]:
+        """The statements that begin what can be undone alone. Parts of a transaction are numbered from 1, and come one
+        after another."""
 
-    def end_part(self, connection: Connection, number: int) -> None:
-        """Keep the part. Raises if the transaction has ended meanwhile."""
+    def begin_part(self, connection: Connection, number: int) -> None:
+        """Run these statements, and nothing with them."""
+
+    def end_part(self, connection: Connection) -> None:
+        """Keep the part, without a call to the database. Raises if it is known that the transaction has ended."""
+
+    def note_repeated(self, connection: Connection, *, repeated: bool) -> None:
+        """The open transaction is made again, or no longer, after a serialization failure."""
 
     def undo_part(self, connection: Connection, number: int) -> None:
         """Undo the part, and nothing before it."""
 
-    def check_parts(self, connection: Connection) -> None:
-        """Raise unless the transaction is the one in which its first part began. Called before its commit."""
+    def check_parts(self, connection: Connection, last: int) -> None:
+        """Raise unless the transaction is the one in which its last part began. Called before its commit."""
+
+    def direct(
+        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+    ) -> tuple[int, Any] | None:
+        """Run a statement on the driver, after those of `before` and together with them, and return the rows affected
+        and its first row. None if nothing was run, because only SQLAlchemy can run it here."""
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         """Take the lock and keep it until the transaction ends."""

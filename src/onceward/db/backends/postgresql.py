@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from math import ceil
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, Connection, Engine, func, literal, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.util import await_only
 
+from onceward.db.calls import CALLS
 from onceward.errors import ConfigurationError
 
 UNIQUE_VIOLATION: Final = "23505"
@@ -39,6 +42,9 @@ class PostgreSql:
                 "pass engine.execution_options(isolation_level='READ COMMITTED') to the session"
             )
         connection.begin()
+
+    def note_repeated(self, connection: Connection, *, repeated: bool) -> None:
+        """Do nothing."""
 
     def check_files(self, connection: Connection) -> None:
         """Do nothing: its files are the server's."""
@@ -93,22 +99,75 @@ class PostgreSql:
         elif hasattr(driver, "cancel"):  # psycopg2
             driver.cancel()
 
-    def begin_part(self, connection: Connection, number: int) -> None:
-        connection.exec_driver_sql(f"SAVEPOINT onceward_part_{number}").close()
+    def part_words(self, number: int) -> Sequence[str]:
+        return (f"SAVEPOINT onceward_part_{number}",)  # inside the one before, which saves a round trip
 
-    def end_part(self, connection: Connection, number: int) -> None:
-        """Do nothing, which saves a round trip: the next savepoint is inside this one."""
+    def begin_part(self, connection: Connection, number: int) -> None:
+        for words in self.part_words(number):
+            connection.exec_driver_sql(words).close()
+
+    def end_part(self, connection: Connection) -> None:
+        """Do nothing: `check_parts` will see."""
 
     def undo_part(self, connection: Connection, number: int) -> None:
         connection.exec_driver_sql(f"ROLLBACK TO SAVEPOINT onceward_part_{number}").close()
 
-    def check_parts(self, connection: Connection) -> None:
+    def check_parts(self, connection: Connection, last: int) -> None:
         # Gone if user code has ended the transaction and begun another.
         connection.exec_driver_sql("RELEASE SAVEPOINT onceward_part_1").close()
+
+    def direct(
+        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+    ) -> tuple[int, Any] | None:
+        lent: Any = connection.connection
+        driver = lent.driver_connection
+        if not hasattr(driver, "pipeline") or not _has_pipelines():
+            return None
+        CALLS.begin(lent.dbapi_connection)
+        try:
+            if connection.dialect.is_async:
+                return await_only(_send_async(driver, sql, values, before))
+            return _send(driver, sql, values, before)
+        except connection.dialect.loaded_dbapi.Error as error:
+            connection._handle_dbapi_exception(error, sql, values, None, None)
+        finally:
+            CALLS.end(lent.dbapi_connection)
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         # The xact form is released when the transaction ends, so it cannot leak with a pooled connection.
         connection.execute(select(func.pg_advisory_xact_lock(literal(key, BigInteger)))).close()
+
+
+@cache
+def _has_pipelines() -> bool:
+    from psycopg import Pipeline
+
+    return Pipeline.is_supported()
+
+
+def _send(driver: Any, sql: str, values: Any, before: Sequence[str]) -> tuple[int, Any]:
+    """Send the statements without waiting for an answer in between."""
+    with driver.cursor() as cursor:
+        if not before:
+            cursor.execute(sql, values)
+        else:
+            with driver.pipeline():
+                for words in before:
+                    driver.execute(words)
+                cursor.execute(sql, values)
+        return cursor.rowcount, cursor.fetchone() if cursor.description else None
+
+
+async def _send_async(driver: Any, sql: str, values: Any, before: Sequence[str]) -> tuple[int, Any]:
+    async with driver.cursor() as cursor:
+        if not before:
+            await cursor.execute(sql, values)
+        else:
+            async with driver.pipeline():
+                for words in before:
+                    await driver.execute(words)
+                await cursor.execute(sql, values)
+        return cursor.rowcount, await cursor.fetchone() if cursor.description else None
 
 
 def _sqlstate(error: BaseException) -> str | None:

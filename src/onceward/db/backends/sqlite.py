@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -39,7 +40,6 @@ _MARK: Final = "onceward_session"
 """Key in a connection's `info`: how many rows it had changed when its session began."""
 _FILES: Final = "onceward_files"
 """Key in a connection's `info`: the files that it has open; none for a database in memory."""
-_PART: Final = "onceward_part"
 _listening: WeakSet[Dialect] = WeakSet()
 _databases: WeakKeyDictionary[Pool, OpenFile] = WeakKeyDictionary()
 """The database file of each pool, as its first session found it. `engine.dispose()` makes a new pool, so an engine may
@@ -70,6 +70,11 @@ class Sqlite:
         if _FILES not in connection.info:
             connection.info[_FILES] = _find_files(connection)
 
+    def note_repeated(self, connection: Connection, *, repeated: bool) -> None:
+        driver: Any = connection.connection.driver_connection
+        if hasattr(driver, "repeated"):
+            driver.repeated = repeated
+
     def check_files(self, connection: Connection) -> None:
         for each in connection.info.get(_FILES, ()):
             each.check()
@@ -91,7 +96,8 @@ class Sqlite:
         return _code(error) in DUPLICATE
 
     def is_serialization_failure(self, error: BaseException) -> bool:
-        return False  # a session has the only write lock from the start
+        # A session has the only write lock from the start.
+        return getattr(getattr(error, "orig", error), "broken_off", False)
 
     def is_unavailable(self, error: DBAPIError) -> bool:
         return _code(error) & 0xFF in UNAVAILABLE
@@ -110,24 +116,53 @@ class Sqlite:
     def cancel(self, driver: Any) -> None:
         driver.interrupt()
 
+    def part_words(self, number: int) -> Sequence[str]:
+        # The savepoint before has no use any more, and the more are open, the more a write costs.
+        before = (f"RELEASE {_part(number - 1)}",) if number > 1 else ()
+        return (*before, f"SAVEPOINT {_part(number)}")
+
     def begin_part(self, connection: Connection, number: int) -> None:
         # Outside a transaction it would begin one, and its end would commit.
         self._check_open(connection)
-        _do(connection, f"SAVEPOINT {_PART}")
+        for words in self.part_words(number):
+            _do(connection, words)
 
-    def end_part(self, connection: Connection, number: int) -> None:
-        # Ended at once: the more savepoints are open, the more a write costs.
+    def end_part(self, connection: Connection) -> None:
         self._check_open(connection)
-        if number:
-            _do(connection, f"RELEASE {_PART}")
 
     def undo_part(self, connection: Connection, number: int) -> None:
         self._check_open(connection)
-        _do(connection, f"ROLLBACK TO {_PART}")
-        _do(connection, f"RELEASE {_PART}")
+        _do(connection, f"ROLLBACK TO {_part(number)}")
 
-    def check_parts(self, connection: Connection) -> None:
+    def check_parts(self, connection: Connection, last: int) -> None:
+        # Gone if user code has ended the transaction and begun another.
         self._check_open(connection)
+        _do(connection, f"RELEASE {_part(last)}")
+
+    def direct(
+        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+    ) -> tuple[int, Any] | None:
+        driver: Any = connection.connection.driver_connection
+        if before:
+            # Outside a transaction a savepoint would begin one, and its end would commit.
+            self._check_open(connection)
+        statements = [*((words, ()) for words in before), (sql, values)]
+        result: tuple[int, Any] = (-1, None)
+        try:
+            if isinstance(driver, sqlite3.Connection):
+                for text, given in statements:
+                    result = _run(driver, text, given)
+                return result
+            takes = getattr(driver, "takes", None)
+            if takes is None or not (driver.takes_more and all(takes(text) for text, _ in statements)):
+                return None
+            for text, given in statements:
+                result = driver.run_here(text, partial(_run, driver._conn, text, given))
+            return result
+        except sqlite3.Error as error:
+            if getattr(error, "broken_off", False) and not before and driver.in_transaction:
+                return None  # it has changed nothing, and goes to the thread
+            connection._handle_dbapi_exception(error, text, given, None, None)
 
     def _check_open(self, connection: Connection) -> None:
         if self.has_ended(connection):
@@ -135,6 +170,19 @@ class Sqlite:
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         """Do nothing: no other session can write to this database until this one ends."""
+
+
+def _part(number: int) -> str:
+    """Two names in turn: few texts to compile, and none undoes the part before."""
+    return f"onceward_part_{number % 2}"
+
+
+def _run(plain: sqlite3.Connection, sql: str, values: Any) -> tuple[int, Any]:
+    cursor = plain.execute(sql, values)
+    row = cursor.fetchone() if cursor.description else None
+    result = cursor.rowcount, row
+    cursor.close()
+    return result
 
 
 def _do(connection: Connection, words: str) -> None:

@@ -120,7 +120,7 @@ class BatchCommit:
             new: list[EventAttempt] = []
             for number, attempt in attempts.items():
                 try:
-                    handling = await processor.admit(attempt, session)
+                    handling = await processor.admit(attempt, session, letters=False)
                 except Busy:  # another copy of it is in flight
                     self._left_out.add(number)
                     continue
@@ -132,6 +132,9 @@ class BatchCommit:
                 await self._commits.handler(new, session)
                 if session.unsettled is not None:
                     session.unsettled.check(new[0].key.tracking_id)
+            admitted = [attempts[each] for each, result in results.items() if not result.duplicate]
+            if admitted:
+                await session.apply(processor.resolve_letters, admitted)
             for number, result in results.items():
                 attempt = attempts[number]
                 if attempt.departure is not None:

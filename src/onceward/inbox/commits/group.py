@@ -139,8 +139,7 @@ class CommitGroup:
                 await self._open()
             session = processor.ports.part(self._whole, len(self._kept))
             session.event = attempt.event
-            with processor.ports.gate.accompanied():
-                result = await self._in_part(attempt, session)
+            result = await self._in_part(attempt, session)
         except (OutOfTurn, MissingDay, Busy) as error:
             raise self.leave_out(transaction) from error
         except BaseException as error:
@@ -178,14 +177,18 @@ class CommitGroup:
 
     async def _in_part(self, attempt: EventAttempt, session: Any) -> Result:
         error: BaseException | None = None
+        gate = self._processor.ports.gate
         began = time.perf_counter()
         await session.port.enter()
+        gate.step_in()
         try:
-            return await self._processor.in_transaction(attempt, session)
+            # The first looks for its open dead letter at once; one statement before the commit does for the others.
+            return await self._processor.in_transaction(attempt, session, letters=not self._kept)
         except BaseException as raised:
             error = raised
             raise
         finally:
+            gate.step_back()
             self.seconds += time.perf_counter() - began
             await session.port.leave(error)
 
@@ -215,7 +218,8 @@ class CommitGroup:
         problem = self._problem
         try:
             if problem is None and self._kept:
-                await whole.leave(None)
+                problem = await self._resolve_letters(whole)
+                await whole.leave(problem)
             else:
                 await whole.leave(problem or _given_up())
         except Exception as error:  # noqa: BLE001  logged, and each attempt is made again
@@ -230,6 +234,15 @@ class CommitGroup:
             driver_message(problem) if isinstance(problem, Exception) else text_of(problem),
         )
         return False
+
+    async def _resolve_letters(self, whole: Any) -> Exception | None:
+        admitted = [attempt for attempt, result in self._kept[1:] if not result.duplicate]
+        if admitted:
+            try:
+                await self._processor.ports.apply(whole, self._processor.resolve_letters, admitted)
+            except Exception as error:  # noqa: BLE001  as if the commit had failed
+                return error
+        return None
 
     async def abandon(self) -> None:
         self._problem = self._problem or _given_up()

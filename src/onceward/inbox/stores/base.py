@@ -158,13 +158,21 @@ class Store(EffectRows, RetentionStore):
     # ── what differs between databases ──────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
-        """Write the dedup row, and resolve an open dead letter of the event: this commit does it after all.
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest, *, letters: bool = True) -> bool:
+        """Write the dedup row, and resolve an open dead letter of the event: this commit does it after all. Without
+        `letters`, the caller does that with `resolve_letters`, before the commit.
 
         Returns False if the row was not written; `look_up` says why.
 
         Never waits for a copy that is in flight elsewhere. Raises `MissingDay` if the day must be prepared first.
         """
+
+    def resolve_letters(
+        self, transaction: DbTransaction, consumer_id: str, done: Sequence[tuple[str, Digest]]
+    ) -> None:
+        """Resolve the open dead letters of these events, by tracking id."""
+        values = [{"consumer": consumer_id, "tracking": each, **digest._asdict()} for each, digest in done]
+        self.many(transaction, RESOLVE_LETTER, values)
 
     @abstractmethod
     def lock(self, transaction: DbTransaction, name: str) -> bool:

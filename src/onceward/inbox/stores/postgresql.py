@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from onceward._ids import day_in
-from onceward.db.operations import key_of
+from onceward.db.operations import key_of, run_first
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 from onceward.inbox.event import Digest
@@ -69,12 +69,19 @@ class PostgreSqlStore(Store):
     def partition(self, key: Key) -> int | None:
         return day_in(key.tracking_id)
 
-    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest, *, letters: bool = True) -> bool:
         lock = key_of(f"{key.consumer_id}:{key.tracking_id}")
         day = self.partition(key)
-        own = {"own_day": key.day} if day is None else {"own_day": None}
+        values = {
+            **self._values(key),
+            **digest._asdict(),
+            "lock": lock,
+            "own_day": key.day if day is None else None,
+        }
         try:
-            row = self._one(transaction, _ADMIT_AND_RESOLVE, key, **digest._asdict(), lock=lock, **own)
+            if not letters:
+                return run_first(transaction, _ADMIT_ONE, values)[0] == 1
+            row = self.run(transaction, _ADMIT_AND_RESOLVE, **values).one()
         except IntegrityError as error:
             if day is not None and getattr(error.orig, "sqlstate", None) == CHECK_VIOLATION:
                 raise MissingDay(day) from error
@@ -82,6 +89,16 @@ class PostgreSqlStore(Store):
         if row.stale:
             self._execute(transaction, RESOLVE_LETTER, key, **digest._asdict())
         return bool(row.admitted)
+
+    def resolve_letters(
+        self, transaction: DbTransaction, consumer_id: str, done: Sequence[tuple[str, Digest]]
+    ) -> None:
+        values = {
+            "ids": [each for each, _ in done],
+            "contents": [digest.content for _, digest in done],
+            "payloads": [digest.payload for _, digest in done],
+        }
+        self.run(transaction, _RESOLVE_ALL, consumer=consumer_id, **values)
 
     def lock(self, transaction: DbTransaction, name: str) -> bool:
         return bool(self.run(transaction, _LOCK, lock=key_of(name)).scalar_one())
@@ -164,11 +181,11 @@ _TRY_LOCK = (
 )
 # One statement, so a new event costs one round trip. Without the lock no row is written; `look_up` tells this case
 # from a duplicate.
-_ADMIT = f"""
+_ADMIT_ONE = f"""
     INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256, own_day)
     SELECT CAST(:place AS bigint), CAST(:consumer AS text), CAST(:tracking AS text), CAST(:content AS bytea),
         CAST(:own_day AS bigint)
-    FROM (SELECT {_TRY_LOCK} AS free OFFSET 0) AS one, numbered
+    FROM (SELECT {_TRY_LOCK} AS free OFFSET 0) AS one
     WHERE one.free
         AND :day >= coalesce((SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer), :day)
     ON CONFLICT DO NOTHING
@@ -189,10 +206,17 @@ _STALE = """
 """
 _ADMIT_AND_RESOLVE = f"""
     WITH numbered AS MATERIALIZED (SELECT pg_current_xact_id_if_assigned() IS NOT NULL AS already),
-        admitted AS ({_ADMIT} RETURNING 1),
+        admitted AS ({_ADMIT_ONE.replace("AS one", "AS one, numbered")} RETURNING 1),
         resolved AS ({RESOLVE_LETTER} AND EXISTS (SELECT 1 FROM admitted))
     SELECT EXISTS (SELECT 1 FROM admitted) AS admitted,
         CASE WHEN EXISTS (SELECT 1 FROM admitted) THEN ({_STALE}) ELSE false END AS stale
+"""
+_RESOLVE_ALL = """
+    UPDATE onceward_dead_letters SET status = 'resolved', settled_at = {now}
+    FROM unnest(CAST(:ids AS text[]), CAST(:contents AS bytea[]), CAST(:payloads AS bytea[]))
+        AS done (id, content, payload)
+    WHERE consumer = :consumer AND tracking_id = done.id AND status = 'open'
+        AND payload_sha256 IN (done.content, done.payload)
 """
 _LOCK = f"SELECT {_TRY_LOCK}"
 _LOOK_UP = """

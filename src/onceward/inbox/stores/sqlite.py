@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from onceward._ids import day_in
 from onceward.db.backends import backend_of
+from onceward.db.operations import run_first
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.event import Digest
 from onceward.inbox.stores.base import RESOLVE_LETTER, Store
@@ -38,36 +38,23 @@ class SqliteStore(Store):
                 WHERE h.consumer_id = :consumer AND h.tracking_id = onceward_dedup.tracking_id)
     """
 
-    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
-        # This statement runs for every event, so it bypasses SQLAlchemy, which takes longer than SQLite. An error is
-        # raised again, and reported, by the normal way below, unless it has ended the transaction: whatever is written
-        # after that commits without what came before.
-        cursor = transaction.connection.connection.cursor()
-        try:
-            consumer, tracking, day = key
-            now = self._clock()
-            values = {
-                "consumer": consumer,
-                "tracking": tracking,
-                "day": day,
-                "keep_day": day if day_in(tracking) is not None else max(day, int(now // 86400)),
-                **digest._asdict(),
-                "now": now,
-            }
-            cursor.execute(_ADMIT_DRIVER, values)
-            if int(cursor.rowcount) != 1:
-                return False
-            cursor.execute(_RESOLVE_DRIVER, values)
-            return True
-        except sqlite3.Error as error:
-            if transaction.backend.has_ended(transaction.connection):
-                raise OperationalError("INSERT INTO onceward_dedup", None, error) from error
-            if self._execute(transaction, _ADMIT, key, **digest._asdict(), keep_day=values["keep_day"]) != 1:
-                return False
-            self._execute(transaction, RESOLVE_LETTER, key, **digest._asdict())
-            return True
-        finally:
-            cursor.close()
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest, *, letters: bool = True) -> bool:
+        consumer, tracking, day = key
+        now = self._clock()
+        values = {
+            "consumer": consumer,
+            "tracking": tracking,
+            "day": day,
+            "keep_day": day if day_in(tracking) is not None else max(day, int(now // 86400)),
+            "content": digest.content,
+            "payload": digest.payload,
+            "now": now,
+        }
+        if run_first(transaction, _ADMIT, values)[0] != 1:
+            return False
+        if letters:
+            run_first(transaction, _RESOLVE, values)
+        return True
 
     def lock(self, transaction: DbTransaction, name: str) -> bool:
         return True  # the transaction locks the whole database
@@ -151,12 +138,11 @@ class SqliteStore(Store):
 # The condition is part of the statement, so the horizon cannot rise between the check and the insert.
 _ADMIT = """
     INSERT INTO onceward_dedup (consumer_id, tracking_id, own_day, keep_day, payload_sha256, processed_at)
-    SELECT :consumer, :tracking, :day, :keep_day, :content, {now}
+    SELECT :consumer, :tracking, :day, :keep_day, :content, :now
     WHERE :day >= coalesce((SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer), :day)
     ON CONFLICT DO NOTHING
 """
-_ADMIT_DRIVER = _ADMIT.replace("{now}", ":now")
-_RESOLVE_DRIVER = RESOLVE_LETTER.replace("{now}", ":now")
+_RESOLVE = RESOLVE_LETTER.replace("{now}", ":now")
 _LOOK_UP = """
     SELECT
         (SELECT payload_sha256 FROM onceward_dedup

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 LONGEST: Final = 0.05
 """Seconds after which a group takes no more."""
 QUICK: Final = 0.005
-"""Seconds per handler, on average, up to which groups are formed."""
+"""Seconds per handler, on average, up to which groups are always formed."""
+BUSY: Final = 4
+"""Where a commit takes longer than that, as on a busy machine, groups are formed up to its time, but at most up to this
+many times `QUICK`."""
 WAIT: Final[Any] = object()
 """There is no item."""
 STUCK: Final[Any] = object()
@@ -69,19 +72,21 @@ class Grouping(Protocol):
 
 
 class HandlerPace:
-    """Whether handlers are quick enough to wait for each other."""
+    """Whether handlers are quick enough to wait for each other: no slower than the commit that each would need."""
 
     def __init__(self, at_once: int) -> None:
-        self._average = 0.0
+        self._handler = self._commit = 0.0
         self._one_by_one = at_once == 1
         """Handlers wait for each other anyway."""
 
     @property
     def quick(self) -> bool:
-        return self._one_by_one or self._average <= QUICK
+        return self._one_by_one or self._handler <= max(QUICK, min(self._commit, BUSY * QUICK))
 
-    def note(self, seconds: float) -> None:
-        self._average += (seconds - self._average) / 4
+    def note(self, handler: float, commit: float) -> None:
+        """The seconds of each."""
+        self._handler += (handler - self._handler) / 4
+        self._commit += (commit - self._commit) / 4
 
 
 class Together:
@@ -158,8 +163,9 @@ def live_together(slots: Slots, life: Life, *, in_turn: bool) -> Script[bool]:
         next_one = None if full or type(reply) in (Failed, Exited) else slots.begin_next()
     group.claim()
     exited = reply if type(reply) is Exited else None
+    began = monotonic()
     decided = yield ports.decide, (unit.decide if exited is None else unit.abandon,)
-    slots.pace.note(unit.seconds / len(replies))
+    slots.pace.note(unit.seconds / len(replies), monotonic() - began)
     if in_turn:
         assert slots.turns is not None
         slots.turns.give()
