@@ -32,6 +32,7 @@ TITLES = {
     "OU": "Failure rules and outages",
     "LI": "Limits",
     "OR": "Order by key",
+    "IN": "Fitting in",
     "FA": "Public classes of both modes",
     "ST": "Stability",
 }
