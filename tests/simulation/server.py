@@ -12,9 +12,11 @@ from connectrpc.errors import ConnectError
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.client.calls import Calls
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
+from onceward.boundary.client.loads import AppendLine, AsyncLoads, Loads, Send, WaitingTask
 from onceward.boundary.server.codecs import ReadyPage
 from onceward.boundary.server.rpc import BoundaryRpc
-from onceward.boundary.stores.sqlite import SqliteBoundaryStore, Write
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from onceward.boundary.stores.writes import Write, resolve
 from onceward.boundary.v1 import boundary_pb as pb
 from tests.simulation.loop import Process
 from tests.simulation.wire import Wire, WireLost
@@ -41,12 +43,7 @@ class SimulatedStore(SqliteBoundaryStore):
         await self._wire.crash_perhaps(self._process, "before its commit")
         self._commit(writes)
         await self._wire.crash_perhaps(self._process, "after its commit")
-        for write in writes:
-            if isinstance(write.outcome, Exception):
-                write.done.set_exception(write.outcome)
-                write.done.exception()
-            else:
-                write.done.set_result(write.outcome)
+        resolve(writes)
 
 
 class Server:
@@ -96,6 +93,21 @@ class Server:
             self._asked.discard(asked)
 
 
+ENCODED = {"append_fact": pb.AppendFactRequest, "append_facts": pb.AppendFactsRequest}
+
+
+class SimulatedLoads(AsyncLoads):
+    """What sends for others dies with its process."""
+
+    def __init__(self, send: Send, process: Process) -> None:
+        super().__init__(send, None)
+        self._process = process
+
+    def _send_next(self, line: AppendLine[WaitingTask], loop: asyncio.AbstractEventLoop) -> None:
+        if load := line.take():
+            self._process.start(self._send_loads(line, load))
+
+
 class SimulatedPort:
     """How one process calls the server: as `AsyncBoundaryPort`, over the wire."""
 
@@ -104,7 +116,15 @@ class SimulatedPort:
         self._process = process
         self._wire = wire
 
+    def loads(self, send: Send) -> Loads:
+        return SimulatedLoads(send, self._process)
+
+    async def call(self, method: str, request: Any) -> Any:
+        return await self.ask(method, request)
+
     async def ask(self, method: str, request: Any, grace: float = 0.0) -> Any:
+        if method in ENCODED:
+            request = ENCODED[method].from_binary(request.to_binary())
         try:
             await self._wire.send(self._process, self._server.name, method)
             reply = await self._server.answer(method, request)

@@ -33,10 +33,11 @@ def wake(writes: list[Write]) -> None:
     """Wake the callers, with one call to their event loop."""
     with suppress(RuntimeError):  # the loop is closed: no one is waiting
         waiting = next(write.done for write in writes if write.done)
-        waiting.get_loop().call_soon_threadsafe(_resolve, writes)
+        waiting.get_loop().call_soon_threadsafe(resolve, writes)
 
 
-def _resolve(writes: list[Write]) -> None:
+def resolve(writes: list[Write]) -> None:
+    """Give the callers their outcomes, in their event loop."""
     for write in writes:
         if write.done is None or write.done.done():
             continue
