@@ -24,6 +24,7 @@ NAMES = {
         "ExceptionCategory",
         "HybridTask",
         "Inbox",
+        "Limit",
         "Middleware",
         "Onceward",
         "Postponed",

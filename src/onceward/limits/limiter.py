@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from math import inf
 from typing import Any, ClassVar, Final
 
@@ -38,14 +39,14 @@ class StartMissed(Postponed):
     quiet: ClassVar[bool] = True
 
 
-class Waiting(msgspec.Struct, eq=False):
+class Queued(msgspec.Struct, eq=False):
     """A message that waits for its start."""
 
     transaction: Transaction
     since: float
 
 
-class Running(msgspec.Struct, eq=False):
+class Started(msgspec.Struct, eq=False):
     """A message that has its start."""
 
     transaction: Transaction
@@ -75,10 +76,10 @@ class Limiter:
         self.rang = False
         self.lock = threading.Lock()
         """For all below."""
-        self.waiting: dict[str, deque[Waiting]] = {}
+        self.waiting: dict[str, deque[Queued]] = {}
         """By key. No line is empty."""
-        self.reserved: list[Running] = []
-        self.running: dict[int, Running] = {}
+        self.reserved: list[Started] = []
+        self.running: dict[int, Started] = {}
         """Given to the engine and not ended, by the identity of the transaction."""
         self.leases: dict[str, float] = {}
         """Until when each slot of this process is surely its own, by its own clock."""
@@ -122,6 +123,17 @@ class Limiter:
             self.look_at.pop(run.key, None)
             self.rang = True
         self.bell.ring()
+
+    async def sleep(self, seconds: float, *, asynchronous: bool, unless: Callable[[], bool]) -> None:
+        """Wait until the bell rings, or so long; not at all if it is time already."""
+        if asynchronous:
+            with self.bell.heard_async() as ear:
+                if seconds > 0 and not unless():
+                    await ear.wait(seconds)
+        else:
+            with self.bell.heard() as blocking_ear:
+                if seconds > 0 and not unless():
+                    blocking_ear.wait(seconds)
 
     def free(self, token: str, key: str, now: float, seconds: float | None = None) -> None:
         """Call it, and those below, with the lock."""

@@ -1,12 +1,10 @@
 """A limited source: it passes on what may start now, and lets the rest wait here, or in the source itself.
 
-The loop asks the database for starts, for several messages and keys at once, and not before there may be one. A helper
-in the background extends the leases of slots and frees those that nobody here needs.
+The loop asks the database for starts, for several messages and keys at once, and not before there may be one.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,16 +13,13 @@ from typing import Any, Final
 
 from onceward._process.stop import engine_stop
 from onceward.limits.limit import KeyProblem
-from onceward.limits.limiter import LATE, MOMENT, Limiter, Running, Waiting
+from onceward.limits.limiter import LATE, Limiter, Queued, Started
 from onceward.limits.records import LEASE, KeyState, Wish
+from onceward.limits.slots import SlotKeeper
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
 from onceward.task.exceptions import ExceptionCategory, TransactionException
-from onceward.task.lifecycle import text_of
 from onceward.telemetry.context import current_work
-from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
-
-_log = OwnLogger(logging.getLogger("onceward.limits"))
 
 LOOK: Final = 0.25
 """Seconds until the database is asked again for a slot that another process has."""
@@ -51,7 +46,7 @@ class LimitedSource(Middleware):
         self._source: SourceCalls
         self._asynchronous = False
         self._over = True
-        self._keeping = False
+        self._keeper = SlotKeeper(limiter)
         self._window = 1
         """How many starts of a rate to hold at once. It grows until they come too late."""
         self._size = 1
@@ -67,6 +62,7 @@ class LimitedSource(Middleware):
     def bind(self, task: Any) -> Middleware:
         self._now = task.clock.now
         self._asynchronous = task.asynchronous
+        self._keeper.bind(task)
         return self
 
     async def begin(self) -> None:
@@ -78,7 +74,6 @@ class LimitedSource(Middleware):
         """Give back all that waits, and every slot whose handler has ended."""
         limiter = self._limiter
         self._over = True
-        limiter.bell.ring()
         try:
             await self.let_go()
         finally:
@@ -90,8 +85,7 @@ class LimitedSource(Middleware):
                 limiter.problems.clear()
             if freed:
                 await self._records.free({token: each.seconds for token, each in freed.items()})
-            while self._keeping:
-                await self._records.ports.sleep(0.001)
+            await self._keeper.end()
 
     async def let_go(self) -> None:
         """Give back what has not started: nothing starts for a while."""
@@ -229,7 +223,7 @@ class LimitedSource(Middleware):
             limiter.problems.setdefault(transaction.id, []).append(problem)
             return False
         with limiter.lock:
-            limiter.waiting.setdefault(key, deque()).append(Waiting(transaction, self._now()))
+            limiter.waiting.setdefault(key, deque()).append(Queued(transaction, self._now()))
         return True
 
     def _forget_problem(self, transaction: Transaction) -> None:
@@ -281,13 +275,13 @@ class LimitedSource(Middleware):
         first = line.popleft()
         if not line:
             del limiter.waiting[key]
-        limiter.reserved.append(Running(first.transaction, key, due, token, first.since))
+        limiter.reserved.append(Started(first.transaction, key, due, token, first.since))
 
     def _due(self, most: int) -> list[Transaction]:
         """Start what is due. What is too late waits again."""
         limiter, now = self._limiter, self._now()
         started: list[Transaction] = []
-        later: list[Running] = []
+        later: list[Started] = []
         for run in sorted(limiter.reserved, key=lambda each: each.due):
             late = now > run.due + LATE and self._records.rated
             lost = run.token is not None and now > limiter.leases.get(run.token, -inf)
@@ -295,7 +289,7 @@ class LimitedSource(Middleware):
                 self._window = max(self._window // 2, 1)
                 if run.token is not None:
                     limiter.free(run.token, run.key, now)
-                limiter.waiting.setdefault(run.key, deque()).appendleft(Waiting(run.transaction, run.since))
+                limiter.waiting.setdefault(run.key, deque()).appendleft(Queued(run.transaction, run.since))
                 limiter.look_at.pop(run.key, None)
             elif run.due > now or len(started) >= most or self._room() <= 0:
                 later.append(run)
@@ -338,9 +332,8 @@ class LimitedSource(Middleware):
             self._window = min(self._window * 2, self._size)
             for key, state in states.items():
                 returned += self._note(key, state, before)
-        if any(each.token for each in limiter.reserved) and not self._keeping:
-            self._keeping = True
-            self._records.ports.spawn(self._keep_slots())
+        if any(each.token for each in limiter.reserved):
+            self._keeper.begin()
         await self._give_back(returned)
 
     def _soon(self, key: str) -> int:
@@ -414,15 +407,7 @@ class LimitedSource(Middleware):
 
     async def _sleep(self, seconds: float) -> None:
         """Wait until something ends here, or so long."""
-        limiter = self._limiter
-        if self._asynchronous:
-            with limiter.bell.heard_async() as ear:
-                if not limiter.rang and seconds > 0:
-                    await ear.wait(seconds)
-        else:
-            with limiter.bell.heard() as blocking_ear:
-                if not limiter.rang and seconds > 0:
-                    blocking_ear.wait(seconds)
+        await self._limiter.sleep(seconds, asynchronous=self._asynchronous, unless=lambda: self._limiter.rang)
 
     async def _extend_kept(self) -> None:
         """Extend the leases of deliveries that wait here. The engine does not know them."""
@@ -432,58 +417,3 @@ class LimitedSource(Middleware):
         self._extended_at = now
         if kept := self._kept():
             await self._source.extend(kept)
-
-    # ── slots ───────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _keep_slots(self) -> None:
-        """Extend and free slots, in the background, until the call ends."""
-        current_work.set(None)  # a stop of the loop does not end it: handlers go on
-        limiter, renewed = self._limiter, self._now()
-        try:
-            while not self._over:
-                with limiter.lock:
-                    freed = limiter.take_freed(self._now())
-                    tokens = list(limiter.leases)
-                due = renewed + LEASE / 3
-                try:
-                    if freed:
-                        await self._records.free({token: each.seconds for token, each in freed.items()})
-                    if tokens and self._now() >= due:
-                        renewed = self._now()
-                        await self._renew(tokens, renewed)
-                except Exception as error:  # noqa: BLE001  the database may be away; leases last for a while
-                    with limiter.lock:
-                        limiter.freed.update(freed)
-                    _log.warning(
-                        "cannot extend or free %d slots yet: %s", len(tokens) + len(freed), text_of(error)
-                    )
-                    await self._records.ports.sleep(LOOK)
-                    continue
-                if not tokens:
-                    renewed = self._now()
-                if not freed:
-                    await self._doze(MOMENT if limiter.freed else max(due - self._now(), 0.0))
-        finally:
-            self._keeping = False
-
-    async def _renew(self, tokens: list[str], before: float) -> None:
-        limiter = self._limiter
-        ours = await self._records.renew(tokens)
-        with limiter.lock:
-            for token in tokens:
-                if token in ours and token in limiter.leases:
-                    limiter.leases[token] = before + LEASE
-                else:
-                    limiter.leases.pop(token, None)
-
-    async def _doze(self, seconds: float) -> None:
-        """Wait until a slot is free, or so long."""
-        limiter = self._limiter
-        if self._asynchronous:
-            with limiter.bell.heard_async() as ear:
-                if not self._over:
-                    await ear.wait(seconds)
-        else:
-            with limiter.bell.heard() as blocking_ear:
-                if not self._over:
-                    blocking_ear.wait(seconds)

@@ -36,7 +36,7 @@ from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 from onceward.task.ports_asyncio import AsyncPorts
 from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
-from onceward.task.script import Exited, Failed, Limit, Script, drive_async
+from onceward.task.script import Exited, Failed, Script, TimeLimit, drive_async
 from onceward.task.slots import Slots
 from onceward.task.source import LeaseGuard, Loop, LoopPorts, Source
 from onceward.task.work import CallPlan, Life, Outcome, Work
@@ -213,15 +213,19 @@ class Call:
         if self.task.asynchronous:
             held_up.update((id(life), life) for life in list(self.task._engine.ids.holders.values()))
         for life in held_up.values():
-            if isinstance(life, Life) and life.plan is self.slots.plan and life.limit is Limit.TRANSACTION:
+            if (
+                isinstance(life, Life)
+                and life.plan is self.slots.plan
+                and life.limit is TimeLimit.TRANSACTION
+            ):
                 life.deadline += seconds
                 if life.deadline >= self.deadline:
-                    life.deadline, life.limit = self.deadline, Limit.LOOP
+                    life.deadline, life.limit = self.deadline, TimeLimit.LOOP
         self.ports.forgive(seconds)
 
-    def report_expiry(self, work: Work, limit: Limit) -> None:
+    def report_expiry(self, work: Work, limit: TimeLimit) -> None:
         """Log that an attempt is asked to stop. Does not wait for it to end, which may never happen."""
-        if limit is Limit.HURRY:
+        if limit is TimeLimit.HURRY:
             text = "%s was cut off because the run is ending; transaction %s is abandoned"
             logger.post(logging.WARNING, text, work.step, work.transaction_id, context=work.context)
             return

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import cast
 
 from onceward.task.exceptions import AttemptInterrupted
-from onceward.task.script import Limit
+from onceward.task.script import TimeLimit
 from onceward.telemetry.context import attempt_expired, current_attempt
 from onceward.telemetry.logger import OwnLogger
 
@@ -55,7 +55,7 @@ class CancelToken:
     __slots__ = ("_cancellers", "expired", "limit", "over")
 
     def __init__(self) -> None:
-        self.limit = Limit.STEP
+        self.limit = TimeLimit.STEP
         self.expired = False
         self.over = False
         """Whether the attempt has ended. What it leaves running, such as a pool's own task, is not part of it."""

@@ -13,20 +13,20 @@ from math import inf
 from typing import Any
 
 from onceward.task.cancellation import CancelToken
-from onceward.task.script import ENDING, Failed, Limit
+from onceward.task.script import ENDING, Failed, TimeLimit
 from onceward.task.work import Life, Work
 
 
-def first_limit(work: Work, timeout: float | None, now: float) -> tuple[float, Limit]:
+def first_limit(work: Work, timeout: float | None, now: float) -> tuple[float, TimeLimit]:
     """When an attempt that starts now has to end, and which limit sets that time."""
     if timeout is not None and now + timeout < work.deadline:
-        return now + timeout, Limit.STEP
+        return now + timeout, TimeLimit.STEP
     return work.deadline, work.limit
 
 
-def is_too_late(work: Work, due: float, limit: Limit, now: float) -> bool:
+def is_too_late(work: Work, due: float, limit: TimeLimit, now: float) -> bool:
     """Whether an attempt is not made, because its time is over. The exception handler is entered once even then."""
-    return due <= now and not (work.handling and work.attempt == 0 and limit is Limit.TRANSACTION)
+    return due <= now and not (work.handling and work.attempt == 0 and limit is TimeLimit.TRANSACTION)
 
 
 class Try(CancelToken):
@@ -34,7 +34,7 @@ class Try(CancelToken):
 
     __slots__ = ("due", "work")
 
-    def __init__(self, work: Work, due: float, limit: Limit) -> None:
+    def __init__(self, work: Work, due: float, limit: TimeLimit) -> None:
         self.expired = False  # not by super().__init__(): every attempt pays for it
         self.over = False
         self._cancellers = []
@@ -45,7 +45,7 @@ class Try(CancelToken):
 
     @property
     def hurried(self) -> bool:
-        return self.limit is Limit.HURRY
+        return self.limit is TimeLimit.HURRY
 
     def expire(self) -> bool:
         """Claim the attempt as out of time; `interrupt` follows. False if it has just ended."""
@@ -65,7 +65,7 @@ class TaskTry(Try):
 
     __slots__ = ("stuck", "task")
 
-    def __init__(self, work: Work, due: float, limit: Limit, task: asyncio.Task[Any]) -> None:
+    def __init__(self, work: Work, due: float, limit: TimeLimit, task: asyncio.Task[Any]) -> None:
         super().__init__(work, due, limit)
         self.task = task
         self.stuck = False
@@ -85,7 +85,7 @@ class TaskTry(Try):
 class Deadlines:
     """The attempts in flight, by the thread or task they run in."""
 
-    def __init__(self, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
+    def __init__(self, stuck_grace: float, on_expiry: Callable[[Work, TimeLimit], None]) -> None:
         self.tries: dict[Any, Try] = {}
         self.watch_at = inf
         """An attempt due before this must poke the watchdog."""
@@ -121,14 +121,14 @@ class Deadlines:
 
     def refuse(self, work: Work) -> Failed:
         """The reply to an attempt that is not made, because the call was hurried."""
-        self._on_expiry(work, Limit.HURRY)
-        return Failed(None, Limit.HURRY)
+        self._on_expiry(work, TimeLimit.HURRY)
+        return Failed(None, TimeLimit.HURRY)
 
     def _cut_off(self, now: float) -> None:
         for this in list(self.tries.values()):
             # Calls to the source may finish.
             if not this.expired and type(this.work) is Life:
-                this.limit, this.due = Limit.HURRY, now
+                this.limit, this.due = TimeLimit.HURRY, now
 
     def _act(self, this: Try, now: float) -> None:
         if this.expired:

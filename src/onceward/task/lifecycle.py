@@ -46,7 +46,7 @@ from onceward.task.exceptions import (
     unawaited_error,
 )
 from onceward.task.mixins.policies import RetryPolicy
-from onceward.task.script import ENDING, Exited, Failed, Limit, Script
+from onceward.task.script import ENDING, Exited, Failed, Script, TimeLimit
 from onceward.task.work import (
     ABANDONED,
     DUPLICATE,
@@ -121,7 +121,7 @@ def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None)
     final = (
         error.category is ExceptionCategory.BUSINESS
         or failed.stuck
-        or failed.limit is Limit.TRANSACTION
+        or failed.limit is TimeLimit.TRANSACTION
         or isinstance(failed.error, NEVER_RETRIED)
         or attempt + 1 >= step.max_attempts
     )
@@ -135,9 +135,9 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
     error = failed.error
     if failed.limit is not None:
         what = {
-            Limit.STEP: f"attempt {attempt + 1} of {step.name} took longer than {step.timeout} s",
-            Limit.TRANSACTION: f"the lifecycle ran out of time in {step.name}, attempt {attempt + 1}",
-            Limit.LOOP: f"the loop ran out of time in {step.name}, attempt {attempt + 1}",
+            TimeLimit.STEP: f"attempt {attempt + 1} of {step.name} took longer than {step.timeout} s",
+            TimeLimit.TRANSACTION: f"the lifecycle ran out of time in {step.name}, attempt {attempt + 1}",
+            TimeLimit.LOOP: f"the loop ran out of time in {step.name}, attempt {attempt + 1}",
         }[failed.limit]
         more = ", and has not ended since; its slot is stuck" if failed.stuck else ""
         return TransactionException(what + more, ExceptionCategory.TIMEOUT, transaction_id, error)
@@ -286,10 +286,10 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     error = cast(TransactionException, reply.error)
     if reply.limit not in ENDING and not plan.exception.silent:
         life.handling = True
-        if reply.limit is Limit.TRANSACTION:
+        if reply.limit is TimeLimit.TRANSACTION:
             # The handler has its own policy; the transaction's time limit no longer applies.
             life.deadline, life.limit = plan.loop_deadline, LOOP
-        elif life.limit is Limit.TRANSACTION:
+        elif life.limit is TimeLimit.TRANSACTION:
             # The failure may have come just before the limit, or after it: the handler gets that time again.
             set_limits(life, ports.now())
         reply = yield from run_step(life, plan.exception, (transaction, error), ports)
@@ -408,7 +408,7 @@ def leave_step(life: Life, step: Step, reply: Any) -> None:
 def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Failed:
     """The reply if time runs out during a backoff."""
     reply = Failed(last_error, life.limit)
-    if life.limit is Limit.TRANSACTION:
+    if life.limit is TimeLimit.TRANSACTION:
         life.timeouts += 1
         reply.error = classify(step, life.attempt, reply, life.transaction_id)
         logger.error("%s gave up%s: %s", step.name, life.plan.afterwards, reply.error)
@@ -419,7 +419,7 @@ def set_limits(life: Life, now: float) -> None:
     plan = life.plan
     life.deadline, life.limit = plan.loop_deadline, LOOP
     if plan.transaction_timeout is not None and now + plan.transaction_timeout < life.deadline:
-        life.deadline, life.limit = now + plan.transaction_timeout, Limit.TRANSACTION
+        life.deadline, life.limit = now + plan.transaction_timeout, TimeLimit.TRANSACTION
 
 
 def fail_blocked(life: Life) -> Failed:

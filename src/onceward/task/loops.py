@@ -19,7 +19,7 @@ from onceward.task.exceptions import InputException
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerLoopPolicy
 from onceward.task.report import StopReason
-from onceward.task.script import Failed, Limit, Script
+from onceward.task.script import Failed, Script, TimeLimit
 from onceward.task.slots import Slots
 from onceward.task.source import Loop, await_work, chores, fail, fetch, patience, rest, settle
 from onceward.telemetry.context import current_work
@@ -88,7 +88,7 @@ def produce(loop: Loop, take: Batches | AsyncBatches) -> Script[StopReason]:
             loop.slots.unstarted.extend(take.held)
             if batch.exits:
                 loop.slots.exited = loop.slots.exited or batch.error
-            elif batch.limit is not Limit.LOOP:
+            elif batch.limit is not TimeLimit.LOOP:
                 fail(loop, StopReason.INPUT_ERROR, input_error(batch.error))
             continue
         if not batch:

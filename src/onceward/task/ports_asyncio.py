@@ -29,8 +29,8 @@ from onceward.task.script import (
     EngineTask,
     Exited,
     Failed,
-    Limit,
     Script,
+    TimeLimit,
     await_checked,
     await_in_context,
     drive_async,
@@ -56,7 +56,9 @@ _outliving: set[asyncio.Task[Any]] = set()
 class AsyncPorts(AsyncGroupPorts):
     """Ports of one call, bound to the running event loop."""
 
-    def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
+    def __init__(
+        self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, TimeLimit], None]
+    ) -> None:
         self.interruptible = False
         """Whether attempts without a time limit can be cut off too: see `BaseTask.hurry`."""
         self.now = clock.now

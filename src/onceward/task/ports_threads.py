@@ -28,7 +28,7 @@ from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.groups.together import STUCK, WAIT
 from onceward.task.groups.turns import BlockingTurns
 from onceward.task.lifecycle import early_outcome, first_attempt, live
-from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, drive, failure_reply
+from onceward.task.script import DISOWNED, Exited, Failed, Script, TimeLimit, drive, failure_reply
 from onceward.task.slots import Item
 from onceward.task.work import Life, Work
 from onceward.telemetry.context import current_attempt
@@ -63,7 +63,7 @@ class ThreadTry(Try):
 
     __slots__ = ("ident", "landing", "raises", "running", "sent")
 
-    def __init__(self, work: Work, due: float, limit: Limit, ident: int, *, raises: bool) -> None:
+    def __init__(self, work: Work, due: float, limit: TimeLimit, ident: int, *, raises: bool) -> None:
         super().__init__(work, due, limit)
         self.ident = ident
         self.raises = raises
@@ -100,7 +100,7 @@ class BlockingPorts:
         self,
         clock: Clock,
         stuck_grace: float,
-        on_expiry: Callable[[Work, Limit], None],
+        on_expiry: Callable[[Work, TimeLimit], None],
         *,
         raises: bool = False,
     ) -> None:

@@ -27,7 +27,7 @@ Request = tuple[Callable[..., Any], tuple[Any, ...]]
 Script = Generator[Request, Any, T]
 
 
-class Limit(StrEnum):
+class TimeLimit(StrEnum):
     """What ended an attempt: one of the three independent time limits, or the end of the run."""
 
     STEP = "step"
@@ -37,7 +37,7 @@ class Limit(StrEnum):
     """`task.hurry()`, which is neither a limit of the policy nor a timeout."""
 
 
-ENDING = (Limit.LOOP, Limit.HURRY)
+ENDING = (TimeLimit.LOOP, TimeLimit.HURRY)
 """The call itself is ending: an attempt cut off by these is abandoned, and nothing follows it."""
 
 
@@ -49,7 +49,7 @@ class Failed(msgspec.Struct, eq=False):
     """
 
     error: BaseException | None = None
-    limit: Limit | None = None
+    limit: TimeLimit | None = None
     stuck: bool = False
     exits: bool = False
     late: Any = None
@@ -62,7 +62,7 @@ class Exited(NamedTuple):
     error: BaseException
 
 
-def failure_reply(error: BaseException, limit: Limit | None = None) -> Failed:
+def failure_reply(error: BaseException, limit: TimeLimit | None = None) -> Failed:
     """Make a reply of an error of user code; `limit` if its time had run out before.
 
     A `CancelledError` here comes from user code; the engine was not cancelled. It is a failure like any other, or one

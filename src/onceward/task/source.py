@@ -34,7 +34,7 @@ from onceward.task.exceptions import (
 from onceward.task.lifecycle import Step, check_reply, decide, end_forked, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
 from onceward.task.report import StopReason
-from onceward.task.script import Failed, Limit, Script
+from onceward.task.script import Failed, Script, TimeLimit
 from onceward.task.slots import SlotPorts, Slots
 from onceward.task.work import Work
 from onceward.telemetry.logger import OwnLogger
@@ -211,7 +211,7 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
     if type(reply) is Failed:
         if reply.exits:
             return None
-        if reply.limit is not Limit.LOOP and loop.ending() is None:
+        if reply.limit is not TimeLimit.LOOP and loop.ending() is None:
             fail(loop, StopReason.FETCH_ERROR, fetch_error(reply))
         else:
             logger.warning("the last fetch failed while the loop was ending: %s", text_of(reply.error))
@@ -303,7 +303,7 @@ def ask(
             return reply
         loop.slots.tally.timed_out += reply.limit is not None
         reply.error = reply.error or decision.error
-        if decision.delay is None or reply.limit is Limit.LOOP:
+        if decision.delay is None or reply.limit is TimeLimit.LOOP:
             return reply
         logger.warning(
             "%s failed (attempt %d of %d), next in %.3g s: %s",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.task.exceptions import TransactionException
-from onceward.task.script import Failed, Limit, Script
+from onceward.task.script import Failed, Script, TimeLimit
 from onceward.telemetry.logger import Tracebacks
 from onceward.transaction import Transaction
 
@@ -59,7 +59,7 @@ class OutcomeStatus(StrEnum):
 # On the hot path, looking up a member of an enum is too slow.
 SUCCEEDED, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
 POSTPONED, ABANDONED = OutcomeStatus.POSTPONED, OutcomeStatus.ABANDONED
-LOOP = Limit.LOOP
+LOOP = TimeLimit.LOOP
 
 
 class Outcome(msgspec.Struct, frozen=True):

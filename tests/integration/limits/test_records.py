@@ -1,4 +1,4 @@
-"""What limits count in the database, on SQLite and PostgreSQL: never above the limit, whoever asks."""
+"""What limits count in the database, on SQLite and PostgreSQL: never above the limit, however many ask."""
 
 from __future__ import annotations
 
