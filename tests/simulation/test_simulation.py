@@ -21,11 +21,11 @@ SEEDS = {"ConsumerWorld": 40, "FactWorld": 40, "LinkWorld": 40}
 FEWER = 12
 """Seeds of the other worlds."""
 FIRST = {
-    "claim not checked": 82,
-    "commit before effect": 82,
+    "claim not checked": 15,
+    "commit before effect": 136,
     "dedup by day": 3,
-    "fence ignored": 14,
-    "lease not extended": 10,
+    "fence ignored": 65,
+    "lease not extended": 66,
     "postgresql: lease not extended": 6,
     "redis: commit before effect": 14,
     "redis: fence ignored": 29,

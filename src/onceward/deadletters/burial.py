@@ -31,7 +31,7 @@ LONGEST_NAME = 200
 NEVER_ENDED = "delivered, and never came to an end"
 """A line of stored histories, by which deaths are compared: do not change it."""
 MOST_LOST_LINES = 100
-"""In the history of a letter: whoever writes to a source can claim any number of deliveries."""
+"""In the history of a letter: a program that writes to a source can claim any number of deliveries."""
 LARGEST_COUNT = 2**31 - 1
 """Of an INTEGER in PostgreSQL."""
 POISON_AFTER = 3
