@@ -178,7 +178,7 @@ def test_ctrl_c_ends_a_consumer_that_waits_for_a_silent_boundary(world: Boundary
             consumer.run(world.handler(book), world.database.default)
 
 
-@pytest.mark.req("BC-58")
+@pytest.mark.req("BC-57")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.parametrize("more", [[], ["--once"]], ids=["on and on", "once"])
 def test_a_signal_ends_a_forward_whose_source_does_not_answer(

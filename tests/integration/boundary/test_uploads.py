@@ -129,7 +129,7 @@ def test_a_grpc_client_that_sends_nonsense_or_cancels_is_not_an_internal_error(
         assert names_of(tmp_path / "data") == []
 
 
-@pytest.mark.req("BC-57")
+@pytest.mark.req("BC-56")
 @pytest.mark.parametrize("first", [b"", FIRST], ids=["refused at once", "accepted"])
 def test_an_upload_that_never_ends_and_carries_nothing_is_ended(
     url: str, first: bytes, monkeypatch: pytest.MonkeyPatch
