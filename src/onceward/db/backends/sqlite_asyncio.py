@@ -3,7 +3,7 @@
 `aiosqlite` hands over each call: the cursor, the statement, its rows, the cursor's end. Here a statement and its rows
 are one hand-over, and a statement that is known to be short needs none: it runs in the thread of the event loop, which
 takes less time than waking another. That is done only where the database is ours already, so nothing waits for a lock,
-and where whoever opened the transaction makes it again if a statement had to be broken off: see `repeated`.
+and where our own code makes the transaction again if a statement had to be broken off: see `repeated`.
 """
 
 from __future__ import annotations
