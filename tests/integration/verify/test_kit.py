@@ -67,7 +67,7 @@ def test_a_correct_consumer_passes_every_scenario(consumer: Any) -> None:
     assert list(results) == list(NAMES)
     skipped = {name for name, result in results.items() if result is ScenarioStatus.SKIPPED}
     # It has one version and sends nothing, no events to refuse were given, and SQLite has one writer.
-    assert skipped == {"old-versions", "refused", "lost-updates", "sends"}
+    assert skipped == {"old-versions", "refused", "lost-updates", "side-by-side", "sends"}
     assert report["order"].note == "6 orders of 3 events"
     assert report["kills"].note == "15 processes killed at 5 boundaries"
     assert report["exceptions"].note == "at 7 boundaries"
@@ -317,7 +317,7 @@ async def setup_later(engine: Any) -> None: ...
 
 
 def test_a_failure_is_an_assertion_error_with_the_report() -> None:
-    with pytest.raises(AssertionError, match="1 scenario failed, 1 passed, 18 skipped") as caught:
+    with pytest.raises(AssertionError, match="1 scenario failed, 1 passed, 19 skipped") as caught:
         verify_consumer(consumers.Swallows, EVENTS, setup=setup, only=["exceptions"])
     assert isinstance(caught.value, VerificationError)
     assert not caught.value.report.passed
