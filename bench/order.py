@@ -1,7 +1,7 @@
 """What order by key costs: events per second with and without `order_by`, and with a key that is stuck.
 
 One process of 16 slots, and ten times as many keys. The stuck key has as many events as all others together, which
-wait behind one that somebody else holds.
+wait behind one that another process holds.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def _run(database: str, source: str, how: str) -> float:
     contract = Contract(
         consumer_id=uuid4().hex, event_types=["*"], owner_team="bench", idempotency_mechanism="inbox"
     )
-    order = {} if how == "plain" else {"order_by": "key"}
+    order_by = None if how == "plain" else "key"
 
-    @app.consumer(source, contract=contract, policy=POLICY, **order)
+    @app.consumer(source, contract=contract, policy=POLICY, order_by=order_by)
     def book(event: dict[str, Any], session: Any) -> None:
         session.execute("SELECT 1")
 
