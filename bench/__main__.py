@@ -25,6 +25,7 @@ PARTS = (
     "jetstream",
     "inbox",
     "inbox_groups",
+    "order",
     "inbox_identity",
     "inbox_migration",
     "inbox_purge",

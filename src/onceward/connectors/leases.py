@@ -175,11 +175,15 @@ class LeasingConnector(Closing):
             raise TypeError(f"{type(self).__name__} has no fetch option {', '.join(map(repr, extra))}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-        with self._store.transaction(self._fetch_wait):
-            now = self._now()
-            rows, transactions, buried = self._choose(batch_size, now)
-            token = self._new_token()
-            self._store.lease(rows, token, now + self.lease)
+        rows: list[AvailableRow] = []
+        while not rows:
+            with self._store.transaction(self._fetch_wait):
+                now = self._now()
+                rows, transactions, buried = self._choose(batch_size, now)
+                token = self._new_token()
+                self._store.lease(rows, token, now + self.lease)
+            if self._lines is None or not self._lines.has_more:
+                break
         for level, message, *args in buried:
             _log.log(level, message, *args)
         for row, transaction in zip(rows, transactions, strict=True):

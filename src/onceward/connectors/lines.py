@@ -22,10 +22,11 @@ from onceward.transaction import Transaction
 
 KeyOf = Callable[[Transaction], str | None]
 """The key of a transaction; None if it has none, and waits for nobody."""
-LOOK_AHEAD = 500
-"""Messages that are lined up at once, at least."""
+MOST_AT_ONCE = 2000
+"""Messages that are lined up at once, at most. A fetch begins with twice its size, and doubles that: what is lined up
+early may have to be parked, and what comes later may find its line empty."""
 LONGEST = 0.3
-"""Seconds that one fetch lines up messages. The next one goes on."""
+"""Seconds that one transaction lines up messages. The next one goes on."""
 
 
 class LineBehind(NamedTuple):
@@ -68,6 +69,8 @@ class Lines:
         self._key_of = key_of
         self._hold_dead = hold_dead
         self._begun = False
+        self.has_more = False
+        """Whether there was no time to line up all newcomers."""
 
     def form(self, now: float, size: int) -> Sequence[Any]:
         """Line up newcomers until `size` messages can be delivered, or all have a place. Return those that can be."""
@@ -77,14 +80,17 @@ class Lines:
             self._begun = True
         store.advance_lines()
         until = time.monotonic() + LONGEST
+        limit = 2 * size
         while True:
             rows: Sequence[Any] = self._store.available(now, size)
-            if len(rows) >= size or time.monotonic() >= until:
+            self.has_more = time.monotonic() >= until
+            if len(rows) >= size or self.has_more:
                 return rows
-            newcomers = store.newcomers(now, max(LOOK_AHEAD, size))
+            newcomers = store.newcomers(now, min(limit, MOST_AT_ONCE))
             if not newcomers:
                 return rows
             store.line_up([(key, self._key_in(body)) for key, body in newcomers])
+            limit *= 2
 
     def behind(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
         """What waits in these lines."""

@@ -1,0 +1,100 @@
+"""What order by key costs: events per second with and without `order_by`, and with a key that is stuck.
+
+One process of 16 slots, and ten times as many keys. The stuck key has as many events as all others together, which
+wait behind one that another process holds.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from bench.measure import Line
+from onceward import Contract, Onceward
+from onceward.app.build import open_task
+from onceward.connectors.urls import Address
+from onceward.testing.servers import postgres_server
+from onceward.transaction import Transaction
+
+EVENTS = 2000
+SLOTS = 16
+ROUNDS = 3
+POLICY = {
+    "loop": {
+        "streaming": False, "mode": "continuous", "batch": {"size": 100}, "concurrency": {"value": SLOTS},
+    }
+}  # fmt: skip
+
+
+def lines() -> Iterator[Line]:
+    for name, place in (("SQLite", _sqlite), ("PostgreSQL", _postgresql)):
+        with place() as new:
+            best = dict.fromkeys(("plain", "ordered", "stuck"), float("inf"))
+            for _ in range(ROUNDS):
+                for how in best:
+                    best[how] = min(best[how], _run(*new(), how))
+            plain, ordered, stuck = best.values()
+            share, cost = plain / ordered, stuck / ordered - 1
+            yield Line(
+                f"{name}: no order / order_by, 160 keys",
+                plain,
+                ordered,
+                "≥ 80 %",
+                share >= 0.8,
+                f"{share:.0%}",
+            )
+            yield Line(
+                f"{name}: order_by / one key stuck", ordered, stuck, "≤ 1 %", cost <= 0.01, f"{cost:+.1%}"
+            )
+
+
+def _run(database: str, source: str, how: str) -> float:
+    """Microseconds per event."""
+    app = Onceward("bench", database=database)
+    contract = Contract(
+        consumer_id=uuid4().hex, event_types=["*"], owner_team="bench", idempotency_mechanism="inbox"
+    )
+    order_by = None if how == "plain" else "key"
+
+    @app.consumer(source, contract=contract, policy=POLICY, order_by=order_by)
+    def book(event: dict[str, Any], session: Any) -> None:
+        session.execute("SELECT 1")
+
+    queue = Address(source).open(asynchronous=False)
+    chance = random.Random(5)
+    if how == "stuck":
+        queue.keep_order(lambda transaction: str(transaction.payload["key"]), hold_dead=True)
+        queue.dispatch_transactions([Transaction(payload={"key": "stuck"}) for _ in range(EVENTS)])
+        queue.fetch_transactions(EVENTS)  # lines them all up, and takes the first
+    queue.dispatch_transactions(
+        [Transaction(payload={"key": chance.randrange(10 * SLOTS)}) for _ in range(EVENTS)]
+    )
+    with open_task(app, app.consumers["book"]) as task:
+        began = time.perf_counter()
+        report = task.consume_transactions(app.consumers["book"].policy)
+        took = time.perf_counter() - began
+    queue.close()
+    assert report.succeeded == EVENTS, (how, report)
+    return took / EVENTS * 1e6
+
+
+@contextmanager
+def _sqlite() -> Iterator[Callable[[], tuple[str, str]]]:
+    with tempfile.TemporaryDirectory() as directory:
+
+        def new() -> tuple[str, str]:
+            name = f"sqlite:///{directory}/{uuid4().hex}"
+            return f"{name}.db", f"{name}-queue.db"
+
+        yield new
+
+
+@contextmanager
+def _postgresql() -> Iterator[Callable[[], tuple[str, str]]]:
+    with postgres_server() as server:
+        yield lambda: (server.url, f"{server.url}{'&' if '?' in server.url else '?'}queue=q{uuid4().hex}")
