@@ -514,7 +514,7 @@ with testing.app(app, services={Payments: Payments()}) as under_test:
     assert_type(under_test.send(through_the_orm, {"id": 1}), str)
     assert_type(under_test.drain(), Report)
     assert_type(under_test.advance("24h"), Report)
-    assert_type(under_test.effects, list[testing.Effect])
+    assert_type(under_test.effects, list[testing.RecordedEffect])
     assert_type(under_test.published, list[testing.Published])
     assert_type(under_test.rows("SELECT 1"), list[dict[str, Any]])
 
