@@ -27,6 +27,7 @@ DOCUMENTED = {
     "onceward.connectors.codec": ["decode", "encode_all"],
     "onceward.connectors.lease_rules": ["Bury", "LeaseRules"],
     "onceward.connectors.memory": ["MemoryConnector"],
+    "onceward": ["testing"],
     "onceward.deadletters.burial": ["burial_of"],
     "onceward.deadletters.source": ["WithDeadLetters"],
     "onceward.inbox": ["NOT_DONE"],
@@ -37,6 +38,7 @@ DOCUMENTED = {
     "onceward.testing.servers": ["postgres_server", "redis_server"],
     "onceward.transaction": ["Settlement", "Verdict"],
     "onceward.verify": ["verify_consumer"],
+    "onceward.web.fastapi": ["AppDatabase"],
 }
 """Names that only the documentation promises. Every page runs in the tests, so they are where it says."""
 
