@@ -19,7 +19,7 @@ TEMPLATE = sorted((SOURCE / "cli" / "template").rglob("*.py.in"))
 DEMO = sorted((SOURCE / "demo").glob("*.py"))
 
 DOCUMENTED = {
-    "onceward": ["telemetry"],
+    "onceward": ["telemetry", "testing"],
     "onceward.app.build": ["open_task"],
     "onceward.boundary.links.manager": ["LinkSettings", "Links"],
     "onceward.boundary.strategies": ["LatestPerKey", "OncePerId", "idempotent_outcome"],
@@ -27,7 +27,6 @@ DOCUMENTED = {
     "onceward.connectors.codec": ["decode", "encode_all"],
     "onceward.connectors.lease_rules": ["Bury", "LeaseRules"],
     "onceward.connectors.memory": ["MemoryConnector"],
-    "onceward": ["testing"],
     "onceward.deadletters.burial": ["burial_of"],
     "onceward.deadletters.source": ["WithDeadLetters"],
     "onceward.inbox": ["NOT_DONE"],
