@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "conformance.md"
 TITLES = {
+    "IN": "fitting into programs that exist",
     "CE": "Consumer engine (RFC-004)",
     "PE": "Producer engine (RFC-005)",
     "CC": "Consumer contract (RULE-010)",

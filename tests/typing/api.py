@@ -10,6 +10,7 @@ import redis
 import redis.asyncio
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.orm import Session
 
 from onceward import (
     AsyncConsumerTask,
@@ -20,6 +21,7 @@ from onceward import (
     Onceward,
     ProducerTask,
     Transaction,
+    testing,
 )
 from onceward.app.build import open_task
 from onceward.boundary import (
@@ -487,3 +489,37 @@ assert_type(app.consumers["charge"].asynchronous, bool)
 async def use_app() -> None:
     assert_type(await app.produce_async(place_later, 3), Report)
     await app.produce_async(place_later, "three")  # type: ignore[arg-type]
+
+
+@app.service(per="message", outside=False)
+def ledger(db: Session, transaction: Transaction) -> Payments:
+    return Payments()
+
+
+app.service(per="thread")  # type: ignore[call-overload]
+
+
+@app.lifespan
+def lifespan() -> Iterator[None]:
+    yield
+
+
+@app.consumer("memory://orm", contract=promise)
+def through_the_orm(order: dict[str, int], db: Session, inbox: InboxSession) -> None:
+    db.flush()
+
+
+with testing.app(app, services={Payments: Payments()}) as under_test:
+    assert_type(under_test, testing.AppUnderTest)
+    assert_type(under_test.send(through_the_orm, {"id": 1}), str)
+    assert_type(under_test.drain(), Report)
+    assert_type(under_test.advance("24h"), Report)
+    assert_type(under_test.effects, list[testing.RecordedEffect])
+    assert_type(under_test.published, list[testing.Published])
+    assert_type(under_test.rows("SELECT 1"), list[dict[str, Any]])
+
+
+async def use_app_under_test() -> None:
+    async with testing.app(app) as under_test:
+        assert_type(await under_test.send("orm", {}), str)
+        assert_type(await under_test.drain(), Report)

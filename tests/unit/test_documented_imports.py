@@ -19,7 +19,7 @@ TEMPLATE = sorted((SOURCE / "cli" / "template").rglob("*.py.in"))
 DEMO = sorted((SOURCE / "demo").glob("*.py"))
 
 DOCUMENTED = {
-    "onceward": ["telemetry"],
+    "onceward": ["telemetry", "testing"],
     "onceward.app.build": ["open_task"],
     "onceward.boundary.links.manager": ["LinkSettings", "Links"],
     "onceward.boundary.strategies": ["LatestPerKey", "OncePerId", "idempotent_outcome"],
@@ -37,6 +37,7 @@ DOCUMENTED = {
     "onceward.testing.servers": ["postgres_server", "redis_server"],
     "onceward.transaction": ["Settlement", "Verdict"],
     "onceward.verify": ["verify_consumer"],
+    "onceward.web.fastapi": ["AppDatabase"],
 }
 """Names that only the documentation promises. Every page runs in the tests, so they are where it says."""
 

@@ -143,7 +143,7 @@ class Services(dict[str, Service]):
 
     @property
     def lifespans(self) -> list[Service]:
-        """What runs around all messages of a process, whoever takes it."""
+        """What runs around all messages of a process."""
         return [each for name, each in self.items() if name.endswith("()")]
 
     def match(self, taker: str, name: str, hint: Any) -> Service | None:

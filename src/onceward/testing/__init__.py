@@ -7,14 +7,14 @@ from onceward.testing.clock import FakeClock
 
 if TYPE_CHECKING:
     from onceward.testing.telemetry import Recording, record
-    from onceward.testing.under_test import AppUnderTest, AsyncAppUnderTest, Effect, Published, app
+    from onceward.testing.under_test import AppUnderTest, AsyncAppUnderTest, Published, RecordedEffect, app
 
 __all__ = [
     "AppUnderTest",
     "AsyncAppUnderTest",
-    "Effect",
     "FakeClock",
     "Published",
+    "RecordedEffect",
     "Recording",
     "app",
     "record",
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
         from onceward.testing import telemetry
 
         return getattr(telemetry, name)
-    if name in ("AppUnderTest", "AsyncAppUnderTest", "Effect", "Published", "app"):
+    if name in ("AppUnderTest", "AsyncAppUnderTest", "RecordedEffect", "Published", "app"):
         from onceward.testing import under_test
 
         return getattr(under_test, name)

@@ -29,7 +29,7 @@ from onceward.outbox.claims import OutboxRows
 from onceward.task.deadlines import Clock
 from onceward.task.report import Report
 from onceward.testing.queues import Published, Queues
-from onceward.testing.recorder import Effect, EffectRecorder
+from onceward.testing.recorder import EffectRecorder, RecordedEffect
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetter
@@ -55,7 +55,7 @@ class Harness:
         setup: Callable[[Any], object] | None,
     ) -> None:
         self.app = app
-        self.effects: list[Effect] = []
+        self.effects: list[RecordedEffect] = []
         self.engine: Engine
         self._services = services or {}
         self._setup = setup

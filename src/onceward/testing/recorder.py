@@ -11,7 +11,7 @@ from onceward._functions import is_async
 from onceward.middleware import Middleware, StepCall, StepInfo
 
 
-class Effect(msgspec.Struct, frozen=True):
+class RecordedEffect(msgspec.Struct, frozen=True):
     """A call of `session.effect`."""
 
     consumer: str
@@ -27,7 +27,7 @@ class EffectRecorder(Middleware):
 
     name = "effects of a test"
 
-    def __init__(self, consumer: str, effects: list[Effect]) -> None:
+    def __init__(self, consumer: str, effects: list[RecordedEffect]) -> None:
         self._consumer = consumer
         self._effects = effects
 
@@ -84,4 +84,4 @@ class EffectRecorder(Middleware):
         return recorded
 
     def _note(self, name: str, keys: list[str], result: Any, error: BaseException | None) -> None:
-        self._effects.append(Effect(self._consumer, name, keys[0] if keys else None, result, error))
+        self._effects.append(RecordedEffect(self._consumer, name, keys[0] if keys else None, result, error))

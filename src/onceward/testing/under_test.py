@@ -21,7 +21,7 @@ from onceward.errors import ConfigurationError
 from onceward.task.report import Report
 from onceward.testing.harness import Harness
 from onceward.testing.queues import Published as Published
-from onceward.testing.recorder import Effect as Effect
+from onceward.testing.recorder import RecordedEffect as RecordedEffect
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetter
@@ -34,7 +34,7 @@ class Tested:
         self._harness = harness
 
     @property
-    def effects(self) -> list[Effect]:
+    def effects(self) -> list[RecordedEffect]:
         """The calls of `session.effect`, in their order."""
         return self._harness.effects
 

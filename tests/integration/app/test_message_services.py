@@ -80,7 +80,7 @@ def test_each_message_gets_its_own_object_on_its_own_session() -> None:
 @pytest.mark.req("IN-09")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["threads", "asyncio"])
 def test_its_cleanup_comes_before_the_commit_and_belongs_to_the_handler(asynchronous: bool) -> None:
-    app, told = an_app(), []
+    app, reported = an_app(), []
 
     if asynchronous:
 
@@ -89,7 +89,7 @@ def test_its_cleanup_comes_before_the_commit_and_belongs_to_the_handler(asynchro
             try:
                 yield Customers(session.sync_session)
             except ValueError as error:
-                told.append(str(error))
+                reported.append(str(error))
             else:
                 await session.execute(text("INSERT INTO customers (name) VALUES ('cleanup')"))
                 if session.info.get("bad"):
@@ -106,7 +106,7 @@ def test_its_cleanup_comes_before_the_commit_and_belongs_to_the_handler(asynchro
             try:
                 yield Customers(session)
             except ValueError as error:
-                told.append(str(error))
+                reported.append(str(error))
             else:
                 session.execute(text("INSERT INTO customers (name) VALUES ('cleanup')"))
                 if session.info.get("bad"):
@@ -127,7 +127,7 @@ def test_its_cleanup_comes_before_the_commit_and_belongs_to_the_handler(asynchro
             t.send("take_async", {"id": number})
             assert t.drain().failed == 1
             assert names(t) == []
-        assert told == ["no"]  # and it was not allowed to swallow it
+        assert reported == ["no"]  # and it was not allowed to swallow it
         t.send("take_async", {"id": 3})
         assert t.drain().succeeded == 1
         assert names(t) == ["ann", "cleanup"]
@@ -248,46 +248,46 @@ def test_verify_proves_a_handler_with_a_service_for_each_message() -> None:
 
 @pytest.mark.req("IN-11")
 def test_a_lifespan_surrounds_the_messages_of_a_process() -> None:
-    app, told = an_app(), []
+    app, reported = an_app(), []
 
     @app.service
     def rates() -> Iterator[Rates]:
-        told.append("rates open")
+        reported.append("rates open")
         yield Rates()
-        told.append("rates closed")
+        reported.append("rates closed")
 
     @app.lifespan
     def setting(rates: Rates) -> Iterator[None]:
-        told.append("begin")
+        reported.append("begin")
         yield
-        told.append("end")
+        reported.append("end")
 
     @app.lifespan
     async def in_loop() -> AsyncIterator[None]:
-        told.append(f"begin in {asyncio.get_running_loop().is_running()}")
+        reported.append(f"begin in {asyncio.get_running_loop().is_running()}")
         yield
-        told.append("end in loop")
+        reported.append("end in loop")
 
     @app.consumer("memory://orders", contract=None)
     async def take(order: dict[str, Any]) -> None:
-        told.append("message")
+        reported.append("message")
 
     with testing.app(app) as t:
         t.send(take, {})
         t.drain()
     surrounded = ["rates open", "begin", "begin in True", "message", "end in loop", "end", "rates closed"]
-    assert told == surrounded
+    assert reported == surrounded
 
-    told.clear()
+    reported.clear()
     consumers = list(app.consumers.values())
 
     async def in_worker() -> None:
         async with shared_services_async(app, consumers):
-            told.append("message")
+            reported.append("message")
 
     with shared_services(app, consumers):
         asyncio.run(in_worker())
-    assert told == surrounded
+    assert reported == surrounded
 
 
 @pytest.mark.req("IN-11")

@@ -13,7 +13,7 @@ COMMANDS = ("run", "relay", "explain", "balance", "console", "verify")
 USAGE = f"manage.py onceward migrate, or one of {', '.join(COMMANDS)} with the options of that command"
 
 
-class Command(BaseCommand):  # type: ignore[misc]
+class OncewardCommand(BaseCommand):  # type: ignore[misc]
     help = f"Run a command of onceward for the app that ONCEWARD_APP names: {USAGE}"
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -52,3 +52,6 @@ class Command(BaseCommand):  # type: ignore[misc]
         finally:
             engine.dispose()
         self.stdout.write(f"{len(applied)} migrations applied" if applied else "nothing to do")
+
+
+Command = OncewardCommand  # the name that Django looks for
