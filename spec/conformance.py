@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "conformance.md"
 TITLES = {
-    "IN": "fitting into programs that exist",
+    "IN": "Fitting into programs that exist",
     "CE": "Consumer engine (RFC-004)",
     "PE": "Producer engine (RFC-005)",
     "CC": "Consumer contract (RULE-010)",
@@ -33,7 +33,6 @@ TITLES = {
     "OU": "Failure rules and outages",
     "LI": "Limits",
     "OR": "Order by key",
-    "IN": "Fitting in",
     "FA": "Public classes of both modes",
     "ST": "Stability",
 }
