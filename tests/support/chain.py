@@ -72,11 +72,11 @@ class Chain:
             relay.close()
 
     def consume(self) -> list[int]:
-        """Consume all that is there. Return the numbers of the orders so far."""
+        """Consume all that is there, several at once. Return the numbers of the orders so far, sorted."""
         [consumer] = self.app.consumers.values()
         with open_task(self.app, consumer) as task:
             task.consume_transactions(consumer.policy.model_validate({"loop": {"batch": {"size": 50}}}))
-        return [each.get("object", each)["number"] for each in self.received]
+        return sorted(each.get("object", each)["number"] for each in self.received)
 
     def rows(self, what: str, where: str = "1 = 1") -> list[Any]:
         with self.engine.connect() as connection:
