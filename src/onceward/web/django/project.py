@@ -5,6 +5,9 @@ Workers are processes of their own, which import it. DJANGO_SETTINGS_MODULE must
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import django
 from django.conf import settings
 
@@ -13,6 +16,7 @@ from onceward.app.lookup import load_app
 from onceward.errors import ConfigurationError
 
 
+@cache
 def _load() -> Onceward:
     django.setup()
     target = getattr(settings, "ONCEWARD_APP", None)
@@ -24,4 +28,8 @@ def _load() -> Onceward:
     return load_app(target)
 
 
-app = _load()
+def __getattr__(name: str) -> Any:
+    # Importing this module alone sets nothing up.
+    if name == "app":
+        return _load()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
