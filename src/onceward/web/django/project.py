@@ -8,9 +8,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import django
-from django.conf import settings
-
 from onceward.app.app import Onceward
 from onceward.app.lookup import load_app
 from onceward.errors import ConfigurationError
@@ -18,6 +15,9 @@ from onceward.errors import ConfigurationError
 
 @cache
 def _load() -> Onceward:
+    import django
+    from django.conf import settings
+
     django.setup()
     target = getattr(settings, "ONCEWARD_APP", None)
     if not isinstance(target, str):
