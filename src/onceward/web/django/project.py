@@ -5,15 +5,19 @@ Workers are processes of their own, which import it. DJANGO_SETTINGS_MODULE must
 
 from __future__ import annotations
 
-import django
-from django.conf import settings
+from functools import cache
+from typing import Any
 
 from onceward.app.app import Onceward
 from onceward.app.lookup import load_app
 from onceward.errors import ConfigurationError
 
 
+@cache
 def _load() -> Onceward:
+    import django
+    from django.conf import settings
+
     django.setup()
     target = getattr(settings, "ONCEWARD_APP", None)
     if not isinstance(target, str):
@@ -24,4 +28,8 @@ def _load() -> Onceward:
     return load_app(target)
 
 
-app = _load()
+def __getattr__(name: str) -> Any:
+    # Importing this module alone sets nothing up.
+    if name == "app":
+        return _load()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
