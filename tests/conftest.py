@@ -31,6 +31,9 @@ for each in TERMINAL:
 # It keeps what it finds in the environment when it is imported: in the middle of a test, that would be the test's own.
 import_module("typer.rich_utils")
 
+# Modules ask for these as plugins; others may import them before.
+pytest.register_assert_rewrite("tests.support.databases", "tests.support.deadletters.site")
+
 CLAIMED = pytest.StashKey[set[str]]()
 REQUIREMENT = "requirement"
 TESTS = Path(__file__).parent

@@ -52,7 +52,7 @@ async def due(queue):
     while not (batch := await queue("fetch_transactions", 1)):
         assert time.monotonic() - real < 30, "the delay became an hour"
         await asyncio.sleep(0.01)
-    assert time.monotonic() - real >= 0.05
+    assert time.monotonic() - real >= 0.04  # less a fifth: its jitter
     await queue("settle_transactions", [Settlement(batch[0], Verdict.DONE)])
 
 async def held(queue):
