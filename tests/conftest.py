@@ -40,8 +40,9 @@ TESTS = Path(__file__).parent
 CORNERS = {"sqlite", "postgresql", "threads", "asyncio"}
 OTHER_CORNERS = ({"sqlite", "asyncio"}, {"postgresql", "threads"})
 MODES = ("threads", "asyncio")
-OF_PROCESSES = [TESTS / "crash", TESTS / "integration" / "run", TESTS / "integration" / "outbox"]
-"""Tests that start processes, most of whose time goes into interpreters that start."""
+DATABASES = ("sqlite", "postgresql")
+OF_PROCESSES = [TESTS / "crash", *(TESTS / "integration" / each for each in ("run", "outbox", "failures"))]
+"""Tests that start processes or wait, most of whose time goes into interpreters that start."""
 USUAL = "not long"
 """The tests of `make test`, as an expression of marks: `addopts` in pyproject.toml."""
 
@@ -86,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         config.stash[CLAIMED].update(_claims(item))
     items[:] = [item for item in items if not _is_left_out(item)]
-    for item in (*_other_corners(items), *_other_modes(items)):
+    for item in (*_other_corners(items), *_other_halves(items)):
         item.add_marker("long")
 
 
@@ -135,18 +136,24 @@ def _other_corners(items: list[pytest.Item]) -> Iterator[pytest.Item]:
             yield item
 
 
-def _other_modes(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of tests of processes in two modes: one of the two, so about half of these tests keep each."""
-    found: defaultdict[tuple[str, ...], dict[str, pytest.Item]] = defaultdict(dict)
-    for item in items:
-        parameters = _parameters(item)
-        mode = next((each for each in MODES if each in parameters), None)
-        if mode and not item.get_closest_marker("long") and any(map(item.path.is_relative_to, OF_PROCESSES)):
-            test = (item.nodeid.partition("[")[0], *sorted(parameters - set(MODES)))
-            found[test][mode] = item
-    for test, by_mode in found.items():
-        if len(by_mode) == len(MODES):
-            yield by_mode[MODES[crc32("".join(test).encode()) % len(MODES)]]
+def _other_halves(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of tests of processes in two modes, or on two databases: one of the two, so about half of them keep each."""
+    left_out: set[pytest.Item] = set()
+    for either in (MODES, DATABASES):
+        found: defaultdict[tuple[str, ...], dict[str, pytest.Item]] = defaultdict(dict)
+        for item in items:
+            parameters = _parameters(item)
+            which = next((each for each in either if each in parameters), None)
+            is_usual = item not in left_out and not item.get_closest_marker("long")
+            if which and is_usual and any(map(item.path.is_relative_to, OF_PROCESSES)):
+                test = (item.nodeid.partition("[")[0], *sorted(parameters - set(either)))
+                found[test][which] = item
+        left_out.update(
+            by_which[either[crc32("".join(test).encode()) % 2]]
+            for test, by_which in found.items()
+            if len(by_which) == 2
+        )
+    yield from left_out
 
 
 def _parameters(item: pytest.Item) -> set[str]:

@@ -147,6 +147,7 @@ def test_nats_killed_and_restarted_under_load_loses_nothing_and_all_goes_on() ->
     asyncio.run(main())
 
 
+@pytest.mark.long
 @pytest.mark.req("BC-16", "BC-26")
 def test_one_node_of_a_cluster_killed_under_load_loses_nothing_and_appends_resume() -> None:
     """First the leader of the stream, then, after it is back, a follower."""

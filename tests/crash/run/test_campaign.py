@@ -94,6 +94,7 @@ def test_an_effect_of_a_refused_order_is_wrong_and_its_dead_letter_is_right(made
 # ── order, charge, ship ─────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 @pytest.mark.req("OB-21")
 def test_a_short_campaign_against_three_services(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -215,6 +215,7 @@ def honest(payload: dict[str, Any], db: sqlite3.Connection, orm: Session, sessio
     db.execute("INSERT INTO customers (name) VALUES (?)", [f"customer {payload['id']}"])
 
 
+@pytest.mark.long
 @pytest.mark.req("IN-07")
 def test_verify_proves_a_handler_with_a_drivers_connection() -> None:
     verify_consumer(honest, events=[order(1), order(2)], setup=Base.metadata.create_all)

@@ -18,7 +18,7 @@ DONE = {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
 
 
 @pytest.mark.req("RN-09")
-@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+@pytest.mark.parametrize("mode", ["threads", pytest.param("asyncio", marks=pytest.mark.long)])
 def test_a_forked_child_that_comes_back_ends_and_others_are_left_alone(tmp_path: Path, mode: str) -> None:
     program = subprocess.run(
         [sys.executable, "-m", "tests.support.forks", mode, tmp_path],

@@ -240,6 +240,7 @@ def with_customers(order: dict[str, Any], customers: Customers) -> None:
     customers.add(order["name"])
 
 
+@pytest.mark.long
 @pytest.mark.req("IN-10")
 def test_verify_proves_a_handler_with_a_service_for_each_message() -> None:
     events = [Transaction(payload={"name": "ann"}), Transaction(payload={"name": "bob"})]

@@ -1,0 +1,120 @@
+"""A verification is forked from a process whose threads use SQLite: its children do not inherit a lock for good.
+
+SQLite has a few locks for the whole process. Where a thread holds one of them during a fork, the child can never take it.
+"""
+
+from __future__ import annotations
+
+import _sqlite3
+import ctypes
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward.verify import children, examine_app, examine_consumer, fleet
+from onceward.verify.children import Broken, Watchdog, run_at_once, run_in_child
+from tests.verification import consumers, proven
+from tests.verification.consumers import EVENTS, setup
+
+LOCKS = {"memory": 3, "random numbers": 5, "files": 11}
+"""SQLITE_MUTEX_STATIC_…, which have had these numbers in every version."""
+HELD = 0.4
+"""Seconds: longer than the first child is waited for."""
+
+
+@contextmanager
+def held(lock: str) -> Iterator[Callable[[], None]]:
+    """One of SQLite's locks; yields what lets it go."""
+    library = ctypes.CDLL(_sqlite3.__file__)
+    if not hasattr(library, "sqlite3_mutex_alloc"):
+        pytest.skip("this Python hides its SQLite")
+    library.sqlite3_mutex_alloc.restype = ctypes.c_void_p
+    mutex = ctypes.c_void_p(library.sqlite3_mutex_alloc(LOCKS[lock]))
+    library.sqlite3_mutex_enter(mutex)
+    left: list[None] = []
+
+    def leave() -> None:
+        if not left:
+            left.append(None)
+            library.sqlite3_mutex_leave(mutex)
+
+    try:
+        yield leave
+    finally:
+        leave()
+
+
+def hold_for_a_moment(lock: str) -> threading.Thread:
+    """Another thread is in SQLite now, and soon is not."""
+    taken = threading.Event()
+
+    def hold() -> None:
+        with held(lock):
+            taken.set()
+            time.sleep(HELD)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    assert taken.wait(10)
+    return thread
+
+
+@pytest.fixture
+def soon_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that hangs is noticed soon, for a test that fails."""
+    monkeypatch.setattr(children, "PREPARING", 5.0)
+
+
+@pytest.mark.usefixtures("soon_hung")
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_child_that_inherits_a_lock_of_sqlite_is_forked_again(lock: str, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def work(_: Watchdog) -> str:
+        with calls.open("a") as file:
+            file.write("x")
+        with closing(sqlite3.connect(tmp_path / "any.db")) as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS numbers AS SELECT random()")
+        return "connected"
+
+    thread = hold_for_a_moment(lock)
+    assert run_in_child(work, 5.0).value() == "connected"
+    assert calls.read_text() == "x", "it ran in a child that was given up"
+    thread.join()
+    thread = hold_for_a_moment(lock)
+    assert [each.value() for each in run_at_once([work] * 2, 5.0)] == ["connected"] * 2
+    thread.join()
+
+
+def test_a_parent_that_never_lets_go_of_a_lock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "USABLE_WITHIN", (0.1, 0.1))
+    with held("files"), pytest.raises(Broken, match="a lock of SQLite is held here"):
+        run_in_child(lambda _: None, 5.0)
+
+
+@pytest.mark.usefixtures("soon_hung")
+def test_a_consumer_passes_while_a_thread_of_its_module_uses_sqlite(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.001):
+            with closing(sqlite3.connect(tmp_path / "theirs.db")) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("CREATE TABLE IF NOT EXISTS any_table AS SELECT 1 AS number")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        report = examine_consumer(
+            consumers.Right, events=EVENTS[:2], setup=setup, seed=7, only=("exceptions", "kills")
+        )
+    finally:
+        stop.set()
+        thread.join()
+    assert report.passed, str(report)
