@@ -135,7 +135,7 @@ def test_its_cleanup_comes_before_the_commit_and_belongs_to_the_handler(asynchro
 
 @pytest.mark.req("IN-09")
 def test_a_factory_that_fails_fails_the_message() -> None:
-    app, fine = an_app(), []
+    app, fine = Onceward("shop"), []
 
     @app.service(per="message")
     def broken() -> Rates:
