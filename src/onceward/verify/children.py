@@ -3,6 +3,10 @@
 Children are forked: they inherit the consumer and its events, picklable or not, and start in milliseconds. The parent
 never opens a database, because a fork would share the connection. Each child has a watchdog, which ends work that takes
 too long and reports its stack.
+
+A thread of the parent, such as the user's module may start, is not in the child, but the locks that it held are, for
+good. SQLite has a few for the whole process, and guards none of them against a fork. So a child first shows that it can
+use SQLite; one that cannot has run nothing yet, and is forked again.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import pickle
 import random
 import signal
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -23,6 +28,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NoReturn
@@ -38,9 +44,16 @@ FALLBACK = 3.0
 """Seconds after the watchdog until faulthandler writes the stacks: it works even if the GIL is never released."""
 PREPARING = 60.0
 """Seconds for the kit's own work: connecting, copying a database, reading it."""
+USABLE_WITHIN = tuple(0.25 * number for number in range(1, 21))
+"""Seconds that a child has to use SQLite, which takes a millisecond: for each time that it is forked."""
+UNUSABLE = (
+    "every process that this one forks hangs when it opens a SQLite database: a lock of SQLite is held here, by a "
+    "thread that is always in it, or by one that was lost when this process was itself forked"
+)
 _CHECK_EVERY = 0.05
 _PROBE = f'  File "{Path(__file__).parent / "faults.py"}"'
 """Where a stack leaves the handler."""
+_USABLE = b"."
 ENTRY_POINT = "_run_in_child"
 """The outermost function of a child."""
 
@@ -180,22 +193,42 @@ class ChildProcess:
 
     def __init__(self, work: Callable[[Watchdog], Any], timeout: float) -> None:
         self._stack = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in `wait`
-        self._pipe, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
+        if not any(self._fork(work, timeout, limit) for limit in USABLE_WITHIN):
+            self._stack.close()
+            raise Broken(UNUSABLE)
+
+    def _fork(self, work: Callable[[Watchdog], Any], timeout: float, limit: float) -> bool:
+        """Start the process; return whether it can use SQLite. If not, it has ended."""
+        self._pipe, write = os.pipe()
         with warnings.catch_warnings():
-            # Python warns about a fork while threads run. The child touches no lock that they might hold.
+            # Python warns about a fork while threads run. Of the locks that they might hold, the child touches only
+            # SQLite's.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
             os.close(self._pipe)
-            self._run_in_child(work, write, timeout)
+            self._run_in_child(work, write, timeout, limit)
         os.close(write)
+        usable = b""
+        try:
+            usable = os.read(self._pipe, len(_USABLE))
+        finally:
+            if not usable:
+                os.close(self._pipe)
+                os.kill(self.pid, signal.SIGKILL)  # if reading was interrupted
+                os.waitpid(self.pid, 0)
+        return bool(usable)
 
-    def _run_in_child(self, work: Callable[[Watchdog], Any], pipe: int, timeout: float) -> NoReturn:
+    def _run_in_child(
+        self, work: Callable[[Watchdog], Any], pipe: int, timeout: float, limit: float
+    ) -> NoReturn:
         watchdog = Watchdog(lambda answer: _answer(pipe, answer), timeout, self._stack)
         code = 1
         try:
+            use_sqlite_or_end(limit)
+            os.write(pipe, _USABLE)
             detach_from_parent()
             watch()
             random.seed()  # otherwise all children would draw the same numbers
@@ -255,6 +288,25 @@ def run_at_once(works: Sequence[Callable[[Watchdog], Any]], timeout: float) -> l
         return [child.wait() for child in children]
     finally:
         os.close(gate)
+
+
+def use_sqlite_or_end(limit: float) -> None:
+    """End this process if a thread of the parent held a lock of SQLite at the fork: it can never be taken here."""
+    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    signal.setitimer(signal.ITIMER_REAL, limit)
+    with suppress(Exception):  # an audit hook of the user may refuse it
+        _use_sqlite()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
+
+
+def _use_sqlite() -> None:
+    """Take each lock that all of its connections share: for files, memory, pages and random numbers."""
+    sqlite3.connect(os.devnull).close()
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE pages AS SELECT randomblob(8)")
 
 
 def detach_from_parent() -> None:

@@ -15,7 +15,7 @@ from onceward.app.app import Consumer, Onceward
 from onceward.errors import ConfigurationError
 from onceward.task.lifecycle import text_of
 from onceward.verify import interpreters
-from onceward.verify.children import Broken, Died, Hung
+from onceward.verify.children import UNUSABLE, USABLE_WITHIN, Broken, Died, Hung, use_sqlite_or_end
 from onceward.verify.plan import plan_of
 from onceward.verify.report import VerificationReport
 from onceward.verify.run import run
@@ -81,13 +81,25 @@ class _Examiner:
 
     def __init__(self, consumer: Consumer, given: Mapping[str, Any]) -> None:
         self.consumer = consumer.name
+        if not any(self._start(consumer, given, limit) for limit in USABLE_WITHIN):
+            raise Broken(UNUSABLE)
+
+    def _start(self, consumer: Consumer, given: Mapping[str, Any], limit: float) -> bool:
+        """Start the process; return whether it can use SQLite: its children would inherit a lock, too."""
         self.results, sender = multiprocessing.Pipe(duplex=False)
         context: Any = multiprocessing.get_context("fork")
-        self.process = context.Process(target=_examine, args=(consumer, given, sender))
+        self.process = context.Process(target=_examine, args=(consumer, given, sender, limit))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork while threads run; see `children`
             self.process.start()
         sender.close()
+        try:
+            self.results.recv()
+        except EOFError:
+            self.process.join()
+            self.results.close()
+            return False
+        return True
 
     def receive(self, watch: Watch) -> Examination | None:
         """Take the next message; return it if it is the last."""
@@ -102,7 +114,9 @@ class _Examiner:
         return None
 
 
-def _examine(consumer: Consumer, given: Mapping[str, Any], sender: Connection) -> None:
+def _examine(consumer: Consumer, given: Mapping[str, Any], sender: Connection, limit: float) -> None:
+    use_sqlite_or_end(limit)
+    sender.send(None)
     done = 0
 
     def progress(scenario: str, result: object) -> None:

@@ -1,6 +1,6 @@
 """A verification is forked from a process whose threads use SQLite: its children do not inherit a lock for good.
 
-SQLite has a few locks for the whole process. Where a thread holds one of them during a fork, the child can never take it.
+SQLite has a few locks for the whole process. If a thread holds one of them during a fork, the child can never take it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import ctypes
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from onceward.verify import children, examine_app, examine_consumer, fleet
+from onceward.verify import children, examine_app, examine_consumer
 from onceward.verify.children import Broken, Watchdog, run_at_once, run_in_child
-from tests.verification import consumers, proven
+from tests.verification import consumers, per_process
 from tests.verification.consumers import EVENTS, setup
 
 LOCKS = {"memory": 3, "random numbers": 5, "files": 11}
@@ -29,29 +29,21 @@ HELD = 0.4
 
 
 @contextmanager
-def held(lock: str) -> Iterator[Callable[[], None]]:
-    """One of SQLite's locks; yields what lets it go."""
+def held(lock: str) -> Iterator[None]:
+    """Hold one of SQLite's locks."""
     library = ctypes.CDLL(_sqlite3.__file__)
-    if not hasattr(library, "sqlite3_mutex_alloc"):
-        pytest.skip("this Python hides its SQLite")
     library.sqlite3_mutex_alloc.restype = ctypes.c_void_p
     mutex = ctypes.c_void_p(library.sqlite3_mutex_alloc(LOCKS[lock]))
     library.sqlite3_mutex_enter(mutex)
-    left: list[None] = []
-
-    def leave() -> None:
-        if not left:
-            left.append(None)
-            library.sqlite3_mutex_leave(mutex)
-
     try:
-        yield leave
+        yield
     finally:
-        leave()
+        library.sqlite3_mutex_leave(mutex)
 
 
-def hold_for_a_moment(lock: str) -> threading.Thread:
-    """Another thread is in SQLite now, and soon is not."""
+@contextmanager
+def held_for_a_moment(lock: str) -> Iterator[None]:
+    """A thread holds it, and lets go of it after the first fork."""
     taken = threading.Event()
 
     def hold() -> None:
@@ -59,10 +51,12 @@ def hold_for_a_moment(lock: str) -> threading.Thread:
             taken.set()
             time.sleep(HELD)
 
-    thread = threading.Thread(target=hold, daemon=True)
-    thread.start()
-    assert taken.wait(10)
-    return thread
+    with ThreadPoolExecutor(1) as threads:
+        holding = threads.submit(hold)
+        while not taken.wait(0.01) and not holding.done():
+            pass
+        yield
+        holding.result()
 
 
 @pytest.fixture
@@ -83,18 +77,23 @@ def test_a_child_that_inherits_a_lock_of_sqlite_is_forked_again(lock: str, tmp_p
             connection.execute("CREATE TABLE IF NOT EXISTS numbers AS SELECT random()")
         return "connected"
 
-    thread = hold_for_a_moment(lock)
-    assert run_in_child(work, 5.0).value() == "connected"
+    with held_for_a_moment(lock):
+        assert run_in_child(work, 5.0).value() == "connected"
     assert calls.read_text() == "x", "it ran in a child that was given up"
-    thread.join()
-    thread = hold_for_a_moment(lock)
-    assert [each.value() for each in run_at_once([work] * 2, 5.0)] == ["connected"] * 2
-    thread.join()
+    with held_for_a_moment(lock):
+        assert [each.value() for each in run_at_once([work] * 2, 5.0)] == ["connected"] * 2
+
+
+@pytest.mark.usefixtures("soon_hung")
+def test_the_process_of_a_consumer_is_forked_again_too() -> None:
+    with held_for_a_moment("files"):
+        found = examine_app(per_process.app, only=["clean"], processes=2)
+    assert all(each.report is not None and each.report["clean"].result == "passed" for each in found), found
 
 
 def test_a_parent_that_never_lets_go_of_a_lock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "USABLE_WITHIN", (0.1, 0.1))
-    with held("files"), pytest.raises(Broken, match="a lock of SQLite is held here"):
+    with held("random numbers"), pytest.raises(Broken, match="a lock of SQLite is held here"):
         run_in_child(lambda _: None, 5.0)
 
 
