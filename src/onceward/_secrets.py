@@ -56,6 +56,12 @@ def mask(text: str) -> str:
     """Replace the passwords in URLs and connection strings that a text quotes, and all that are remembered."""
     if _known_pattern is not None:
         text = _known_pattern.sub(MASK, text)
+    return mask_shown(text)
+
+
+def mask_shown(text: str) -> str:
+    """Replace the passwords in URLs and connection strings that a text quotes, and nothing else: the same in every
+    process, for names that another one looks up."""
     if "://" in text:
         text = _URL.sub(lambda found: _mask_servers(found[0], [], is_whole=False), text)
     return _mask_settings(text, []) if SECRET_NAME.search(text) else text

@@ -13,6 +13,7 @@ import msgspec
 from opentelemetry import trace
 
 from onceward._ids import same_id
+from onceward._secrets import mask_shown
 from onceward._text import storable
 from onceward.connectors.codec import DecodeError, encode_with
 from onceward.connectors.lease_rules import BurialReason, DeadMessage, Failure, breach_of
@@ -84,7 +85,9 @@ class Burial(msgspec.Struct, frozen=True, kw_only=True):
         settle(self, "message_id", message_id)
         settle(self, "category", Category(self.category))
         settle(self, "event_type", storable(self.event_type)[:LONGEST_NAME])
-        for field in ("consumer", "origin", "reason", "error"):
+        for field in ("consumer", "origin"):  # letters are found by them
+            settle(self, field, storable(mask_shown(getattr(self, field))))
+        for field in ("reason", "error"):
             settle(self, field, storable(redact(getattr(self, field))))
         for field in ("aggregate_id", "trace_id"):
             if getattr(self, field) is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onceward import Transaction
+from onceward import Transaction, _secrets
 from onceward.connectors.codec import DecodeError, decode, encode
 from onceward.connectors.lease_rules import (
     BurialReason,
@@ -232,6 +232,21 @@ def test_one_without_an_id_has_one_that_no_other_gets() -> None:
         dead_message(transaction_id=None, key=(7, 200.0)), consumer="billing", origin="queue"
     )
     assert one.message_id != later.message_id
+
+
+def test_letters_are_found_by_names_that_do_not_depend_on_what_else_the_process_has_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_secrets, "_known", {})
+    monkeypatch.setattr(_secrets, "_known_pattern", None)
+    _secrets.remember("nats://h/ORDERS?creds=/etc/billing-2/user.creds")
+    origin = "postgresql:///run/billing-2:5432/shop/orders"
+    burial = burial_of(
+        Transaction(id="o1", payload={}), consumer="billing-2", origin=origin, error="no billing-2"
+    )
+    assert (burial.consumer, burial.origin, burial.error) == ("billing-2", origin, "no ***")
+    shown = buried(Transaction(id="o1", payload={}), origin="redis://u:hunter2@h/orders")
+    assert shown.origin == "redis://u:***@h/orders"
 
 
 AT = "1970-01-01T00:00:07+00:00"
