@@ -55,10 +55,10 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-@pytest.mark.long
 @pytest.mark.req("UI-13")
-def test_with_100_000_letters_a_page_takes_less_than_300_ms(shop: Shop) -> None:
-    letters = bury(shop, 100_000)
+@pytest.mark.parametrize("number", [3_000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_with_many_letters_a_page_shows_some_and_takes_less_than_300_ms(shop: Shop, number: int) -> None:
+    letters = bury(shop, number)
     with shop.console() as url:
         group = letters.groups()[0]
 
@@ -67,9 +67,13 @@ def test_with_100_000_letters_a_page_takes_less_than_300_ms(shop: Shop) -> None:
                 page: str = answer.read().decode()
                 return page
 
-        assert "100,000 in 3 groups" in get("/letters")
+        assert f"{number:,} in 3 groups" in get("/letters")
         one = f"/letters/group?consumer=billing&event_type=order.placed&group={group.group}&status=open"
-        assert "33,334 letters" in get(one)
+        page = get(one)
+        assert f"{group.letters:,} letters" in page
+        assert page.count('href="/letters/') <= 100, "a page does not grow with the group"
+        if number < 100_000:
+            return  # a busy machine is slow; the long one measures
         measured = {
             path: p95(lambda path=path: get(path))
             for path in ("/", "/letters", one, "/letters/50000", "/audit")

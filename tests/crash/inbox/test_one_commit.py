@@ -121,7 +121,9 @@ def test_a_worker_that_was_frozen_past_its_lease_commits_nothing(postgresql: Joi
     until(site.is_drained)
     stop(zombie, other)
     assert site.effects() == Counter([TARGET])
-    assert site.ask("SELECT worker FROM credits") == [("other",)]
+    [(worker,)] = site.ask("SELECT worker FROM credits")
+    # The other may find the record locked, and leave the message to a later delivery, which the thawed one may get.
+    assert worker == "other" or site.said("handling", by="zombie").count(TARGET) > 1
     assert "this attempt commits nothing" in site.log("zombie")
     assert site.dead_letters() == []
 

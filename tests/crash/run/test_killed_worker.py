@@ -124,10 +124,9 @@ def shop_on(
 
 KINDS = [
     "sqlite+sqlite",
-    "redis+postgresql",
     *(
         pytest.param(kind, marks=pytest.mark.long)
-        for kind in ("sqlite", "redis", "sqlite+postgresql-asyncio")
+        for kind in ("redis+postgresql", "sqlite", "redis", "sqlite+postgresql-asyncio")
     ),
 ]
 

@@ -42,7 +42,11 @@ ORDERS = 40
 
 
 @pytest.fixture(
-    params=[pytest.param("sqlite-threads", marks=pytest.mark.long), "sqlite-asyncio", "postgresql-threads"]
+    params=[
+        pytest.param("sqlite-threads", marks=pytest.mark.long),
+        "sqlite-asyncio",
+        pytest.param("postgresql-threads", marks=pytest.mark.long),
+    ]
 )
 def chain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Chain]:
     database, mode = request.param.split("-")

@@ -1,4 +1,4 @@
-"""A verification is forked from a process whose threads use SQLite: its children do not inherit a lock for good.
+"""A verification is forked from a process whose threads use SQLite: no child keeps a lock that it inherits.
 
 SQLite has a few locks for the whole process. If a thread holds one of them during a fork, the child can never take it.
 """
