@@ -28,11 +28,11 @@ from onceward.task.exceptions import (
 DEEPEST: Final = 20
 """Causes of an error that are looked at."""
 PROBE_EVERY: Final = 0.4
-"""Seconds. The interval grows to 1.6 seconds, so what is up again is in use within two."""
+"""Seconds. The interval grows to 1.2 seconds: a probe, the news to other processes, and the full rate are within two."""
 AFTER: Final = 3
 GROWTH: Final = 1.5
 """By how much the interval between two probes grows."""
-LONGEST: Final = 4.0
+LONGEST: Final = 3.0
 """How many times its first value the interval becomes at most."""
 PROBE_JITTER: Final = 0.2
 
@@ -127,7 +127,7 @@ def outage(*, probe_every: Any = PROBE_EVERY, after: int = AFTER, of: str | None
     """A rule: what the handler needs is down.
 
     When `after` different messages in a row fail so, the consumer stops fetching, gives back what it has, and tries one
-    message every `probe_every`, an interval that grows fourfold, until one succeeds. No attempt and no delivery is
+    message every `probe_every`, an interval that grows threefold, until one succeeds. No attempt and no delivery is
     spent meanwhile. `of` names the dependency that is down: all consumers that depend on it wait together.
     """
     number: Any = after
