@@ -108,7 +108,7 @@ class Shop(Site):
 
 
 def console_of(run: Run) -> str:
-    until(lambda: run.says("console at "))
+    until(lambda: run.has_said("console at "))
     return next(
         str(line["message"]).split()[2].rstrip("/") for line in run.lines if "console at" in line["message"]
     )

@@ -197,8 +197,8 @@ def test_six_consumers_in_two_processes_stay_within_their_pools(tmp_path: Path, 
             until(is_done)
             run.signal(signal.SIGTERM)
             assert run.ended() == 0
-        assert not run.says("too many clients")
-        assert not run.says("QueuePool")
+        assert not run.has_said("too many clients")
+        assert not run.has_said("QueuePool")
     assert 2 < max(seen) <= 2 * (18 + 1)  # the relay of the outbox has one to listen on
 
 

@@ -111,14 +111,14 @@ def test_no_log_metric_or_status_of_a_run_shows_the_password_of_a_source(tmp_pat
     with silent_server() as server:
         source = f"redis://ann:12/{SECRET}@127.0.0.1:{server.port}/0/orders"
         with site.run("--health", "127.0.0.1:0", RUN_SOURCE=source) as run:
-            until(lambda: run.says("%2F") or run.process.poll() is not None)
+            until(lambda: run.has_said("%2F") or run.process.poll() is not None)
             assert SECRET not in run.log
         escaped = source.replace("12/", "12%2F")
         with site.run("--health", "127.0.0.1:0", RUN_SOURCE=escaped) as run:
             until(server.heard.is_set)
             for page in ("/metrics", "/progress", "/readyz", "/livez"):
                 assert SECRET not in run.get(page)[1]
-            until(lambda: run.says("waiting for its source"))
+            until(lambda: run.has_said("waiting for its source"))
             assert SECRET not in run.log
             assert SECRET not in run.get("/readyz")[1]
 

@@ -103,7 +103,7 @@ def test_messages_of_one_consumer_that_kill_their_workers_do_not_hold_up_the_oth
 def test_a_consumer_that_cannot_go_on_is_restarted_alone(site: Site) -> None:
     (site.directory / "break.txt").touch()
     with site.run("--health", "127.0.0.1:0") as run:
-        until(lambda: run.says("charge may be the cause and continues alone in worker 2"))
+        until(lambda: run.has_said("charge may be the cause and continues alone in worker 2"))
         site.send({"id": "after"})
         until(lambda: site.done == ["after"])
         until(lambda: run.log.count("charge failed") >= 3)
@@ -130,7 +130,7 @@ def test_an_exit_code_that_the_worker_did_not_announce_is_a_crash(site: Site) ->
         site.send({"id": "after"})
         until(lambda: site.done == ["after"])
         for code in (0, 2):
-            until(lambda code=code: run.says(f"ended with exit code {code}"))
+            until(lambda code=code: run.has_said(f"ended with exit code {code}"))
         run.signal(signal.SIGTERM)
         assert run.ended() == 0
 

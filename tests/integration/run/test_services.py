@@ -104,7 +104,7 @@ def test_each_worker_opens_services_once_and_closes_them_in_reverse_order(site: 
 )
 def test_nothing_is_consumed_if_a_service_cannot_be_opened(site: Site, missing: str, service: str) -> None:
     with site.run(**{missing: "1"}) as run:
-        until(lambda: run.says("restarting in"))
+        until(lambda: run.has_said("restarting in"))
         assert run.says(f"service {service} (shop.py:")
         assert run.says("cannot be opened: ConnectionRefusedError")
     assert not any("charge" in line for line in site.lines("diary.txt"))

@@ -45,7 +45,7 @@ def test_the_second_signal_cuts_off_what_is_in_flight_which_comes_again(
     with site.run() as run:
         until(lambda: site.done == ["short"] and "long" in site.begun)
         run.signal(number)
-        until(lambda: run.says("stopping"))
+        until(lambda: run.has_said("stopping"))
         run.signal(number)
         assert run.ended() == 128 + number
         assert run.says("worker 1 left work in flight, which will be redelivered")
@@ -58,7 +58,7 @@ def test_work_that_does_not_end_is_left_and_the_process_ends_all_the_same(site: 
     with site.run() as run:
         until(lambda: site.begun)
         run.signal(SIGTERM)
-        until(lambda: run.says("stopping"))
+        until(lambda: run.has_said("stopping"))
         run.signal(SIGTERM)
         assert run.ended() == 128 + SIGTERM
     until(lambda: site.counts()["ready"] == 1)
@@ -81,7 +81,7 @@ def test_a_signal_that_comes_when_all_is_over_does_not_change_how_it_ended(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with Site(tmp_path).run("--drain") as run:
-        until(lambda: run.says("stopped after"))
+        until(lambda: run.has_said("stopped after"))
         while run.process.poll() is None:
             run.signal(number)
         assert run.ended() == 0
@@ -108,7 +108,7 @@ def test_the_third_signal_kills(tmp_path: Path) -> None:
         until(lambda: site.begun)
         for stage in ("stopping", "hurrying", "killing"):
             run.signal(SIGTERM)
-            until(lambda stage=stage: run.says(stage))
+            until(lambda stage=stage: run.has_said(stage))
         assert run.ended() == 128 + SIGTERM
         assert run.says("worker 1 was killed by SIGKILL")
 

@@ -55,7 +55,7 @@ def test_a_signal_ends_a_run_although_none_of_its_sources_answers(
         until(server.heard.is_set)
         run.signal(signal.SIGTERM)
         assert run.ended() == 0
-        assert not run.says("hurrying")
+        assert not run.has_said("hurrying")
 
 
 def releases_of(*holders: tuple[str, release.Holder]) -> release.Releases:

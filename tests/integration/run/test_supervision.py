@@ -218,7 +218,7 @@ def test_with_reload_changed_code_is_what_runs_next_and_broken_code_is_waited_ou
     with site.run("--reload") as run:
         until(run.workers)
         shop.write_text("import no_such_module\n")
-        until(lambda: run.says("No module named 'no_such_module'"))
+        until(lambda: run.has_said("No module named 'no_such_module'"))
         shop.write_text(SHOP.read_text().replace('note("done.txt"', 'note("done-again.txt"'))
         site.send({"id": "o1"})
         until(lambda: site.lines("done-again.txt") == ["o1"])
@@ -235,7 +235,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(site: Site) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         run.signal_worker(signal.SIGKILL)
         until(
-            lambda: run.says("worker 1 could not be started: [Errno 24] Too many open files; restarting in")
+            lambda: run.has_said("worker 1 could not be started: [Errno 24] Too many open files; restarting in")
         )
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         site.send({"id": 1})

@@ -78,6 +78,13 @@ class Run(LoggedProcess):
         )
 
     def says(self, text: str) -> bool:
+        """Whether the log has it, or gets it before long: what a test sees elsewhere may come before the line."""
+        give_up = time.monotonic() + 10
+        while not self.has_said(text) and time.monotonic() < give_up and self.process.poll() is None:
+            time.sleep(0.05)
+        return self.has_said(text)
+
+    def has_said(self, text: str) -> bool:
         return text in self.log
 
     def signal(self, *signals: signal.Signals) -> None:
@@ -107,7 +114,7 @@ class Run(LoggedProcess):
 
     @property
     def url(self) -> str:
-        until(lambda: self.says("health at "))
+        until(lambda: self.has_said("health at "))
         line = next(line["message"] for line in self.lines if "health at" in line["message"])
         return str(line.split()[2].removesuffix("/livez,"))
 
