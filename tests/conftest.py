@@ -43,6 +43,8 @@ MODES = ("threads", "asyncio")
 DATABASES = ("sqlite", "postgresql")
 OF_PROCESSES = [TESTS / "crash", *(TESTS / "integration" / each for each in ("run", "outbox", "failures"))]
 """Tests that start processes or wait, most of whose time goes into interpreters that start."""
+FORKING = TESTS / "integration" / "verify"
+"""Tests that fork often. A fork costs more the larger the process is, and a process of the suite grows."""
 USUAL = "not long"
 """The tests of `make test`, as an expression of marks: `addopts` in pyproject.toml."""
 
@@ -89,6 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not _is_left_out(item)]
     for item in (*_other_corners(items), *_other_halves(items)):
         item.add_marker("long")
+    items.sort(key=lambda item: not item.path.is_relative_to(FORKING))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -111,6 +114,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     # Travels with the report from the process that ran the test to the one that reports the totals.
     report.user_properties.extend((REQUIREMENT, id_) for id_ in sorted(_claims(item)))
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    result = yield
+    item._report_sections.clear()  # they are in the report
+    return result
 
 
 def _is_left_out(item: pytest.Item) -> bool:

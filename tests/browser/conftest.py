@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser
 from sqlalchemy import create_engine, text
 
 from onceward.connectors import SqliteConnector
@@ -20,6 +19,9 @@ from tests.support.browser import browser as open_browser
 from tests.support.processes import LoggedProcess
 from tests.support.run.world import Run, Site
 from tests.support.wait import until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 SHOP = """
 from pathlib import Path

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import quantiles
+from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
 import pytest
-from playwright.sync_api import Browser
 
 from onceward.connectors.codec import encode
 from onceward.deadletters import Burial, Category, DeadLetters
 from onceward.transaction import Transaction
 from tests.browser.conftest import Shop
 from tests.support.browser import watched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 FIRST_GROUP = "table.groups tbody tr:first-child a"
 

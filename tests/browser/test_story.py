@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser
 
 from tests.browser.conftest import Shop
 from tests.support.browser import watched
 from tests.support.wait import until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 FIRST_GROUP = "table.groups tbody tr:first-child a"
 

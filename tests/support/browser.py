@@ -6,10 +6,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, Page, sync_playwright
+if TYPE_CHECKING:  # large, and most processes of the suite open no browser
+    from playwright.sync_api import Browser, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
@@ -29,6 +30,8 @@ def executable() -> str:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=executable(), args=list(FLAGS))
         try:

@@ -11,11 +11,6 @@ from typing import Any
 import pytest
 from alembic import command
 from alembic.config import Config
-from django import setup
-from django.conf import settings
-from django.db import connections
-from django.db.transaction import atomic
-from django.db.utils import ConnectionHandler
 from sqlalchemy import create_engine, text
 
 from onceward import Onceward
@@ -27,14 +22,18 @@ from tests.support.schema import new_schema
 
 __all__ = ["outbox"]
 
-if not settings.configured:
-    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.dummy"}}, USE_TZ=True)
-    setup()
-
 
 @pytest.fixture
 def django(outbox: OutboxWorld) -> Iterator[Any]:
     """A connection of Django's to the same database."""
+    from django import setup
+    from django.conf import settings
+    from django.db import connections
+    from django.db.utils import ConnectionHandler
+
+    if not settings.configured:
+        settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.dummy"}}, USE_TZ=True)
+        setup()
     url = outbox.engine.url
     engine = {"sqlite": "sqlite3", "postgresql": "postgresql"}[url.get_backend_name()]
     options = {} if engine == "sqlite3" else {key: value for key, value in url.query.items() if key != "host"}
@@ -55,6 +54,8 @@ def django(outbox: OutboxWorld) -> Iterator[Any]:
 
 @pytest.mark.req("OB-22")
 def test_a_send_commits_with_the_transaction_of_django(outbox: OutboxWorld, django: Any) -> None:
+    from django.db.transaction import atomic
+
     send = outbox.app.outbox(django).send
     with pytest.raises(OutboxError, match=r"no transaction is open.*transaction\.atomic\(\)"):
         send("memory://ship", "before")
