@@ -263,8 +263,6 @@ class Onceward:
                     self.settings.concurrency,
                     self.resolved.origin_of(own),
                     asynchronous=is_async(function),
-                    keeps_contract=contract is not None and contract is not UNSET,
-                    limited=limit is not None,
                 ),
                 own,
                 verification,

@@ -16,15 +16,10 @@ THREADS, TASKS = 8, 64
 """How many messages of a consumer are in flight at once in a process, unless a policy or a setting says it."""
 
 
-def default_loop(*, asynchronous: bool, keeps_contract: bool, limited: bool = False) -> dict[str, Any]:
-    """The loop of a consumer of an app, where nothing else says it.
-
-    An inbox runs a suspect alone. Without one, only a fetch that waits for the end of its batch does: a message that
-    kills its process must not take the same neighbors with it again and again. A limited consumer has few at a time,
-    and must not wait for their end.
-    """
+def default_loop(*, asynchronous: bool) -> dict[str, Any]:
+    """The loop of a consumer of an app, where nothing else says it."""
     return {
-        "mode": "continuous" if keeps_contract or limited else "batch",
+        "mode": "continuous",
         "batch": {"size": BATCH},
         "concurrency": {"value": TASKS if asynchronous else THREADS},
     }
@@ -38,14 +33,12 @@ def policy_of(
     origin: str = "",
     *,
     asynchronous: bool = False,
-    keeps_contract: bool = False,
-    limited: bool = False,
 ) -> ConsumerPolicy:
     """What the code says, over the defaults of an app. `origin` is where `changed` comes from."""
     tree = parse_policy(ConsumerPolicy, given, name).model_dump(exclude_unset=True)
     # Where the code says something about a part, the rest of that part stays as it is without an app.
     tree["loop"] = {
-        **default_loop(asynchronous=asynchronous, keeps_contract=keeps_contract, limited=limited),
+        **default_loop(asynchronous=asynchronous),
         **tree.get("loop", {}),
     }
     if concurrency is not None:

@@ -22,12 +22,7 @@ CONCURRENCY = "policy.loop.concurrency.value"
 def consumer_rows(app: Onceward, consumer: Consumer) -> list[dict[str, Any]]:
     place = f"consumers.{consumer.name}"
     source = setting_row(f"{place}.source", str(consumer.source), _source_origin(app, consumer.name))
-    defaults = dict(
-        _leaves(
-            default_loop(asynchronous=consumer.asynchronous, keeps_contract=consumer.contract is not None),
-            f"{place}.policy.loop",
-        )
-    )
+    defaults = dict(_leaves(default_loop(asynchronous=consumer.asynchronous), f"{place}.policy.loop"))
     rows = _policy_rows(app, place, consumer.policy)
     for row in rows:
         if row["origin"] == CODE and defaults.get(row["name"]) == row["value"]:

@@ -10,7 +10,10 @@ the engine calls that after an empty fetch, instead of sleeping for the backoff 
 the engine's call is stopped. It may return True in vain, and False early. A message does not count as delivered before
 it is fetched: what the wire cannot wait for without taking it is kept for the next fetch, and given back without one.
 
-A connector may also have an attribute `owner`, set before the first fetch, and a method
+A connector may also have a method `is_suspect(transaction)`: whether this message, fetched by itself, may be what kills
+its processes. The engine then lets what is in flight end first, and fetches nothing until this one has ended.
+
+It may have an attribute `owner`, set before the first fetch, and a method
 `release_owner(owner)` that ends all leases of that owner at once and counts them as lost: `onceward run` calls it
 when a worker is dead. Without it they end by themselves. A connector whose queue may be in the inbox's database can
 have messages leave it in the transactions of their handlers: see `onceward.inbox.sessions.acknowledgment`.

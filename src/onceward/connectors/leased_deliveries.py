@@ -54,6 +54,11 @@ class LeasedDeliveries(dict[int, LeasedDelivery]):
         # Runs before the memory, and with it the identity, can be reused.
         self.pop(gone.identity, None)
 
+    def is_suspect(self, transaction: Transaction, rules: LeaseRules) -> bool:
+        """See `onceward.connectors.base`. One that was not fetched here is not."""
+        delivery = self.get(id(transaction))
+        return delivery is not None and rules.counts_lost and delivery.lost >= rules.suspect_after
+
     def of(self, transaction: Transaction) -> LeasedDelivery:
         """Raises `ValueError` for a transaction that was not fetched here."""
         delivery = self.get(id(transaction))

@@ -269,6 +269,10 @@ class LeasingConnector(Closing):
         """Take note that it has left the queue in the transaction of its handler."""
         self._deliveries.of(delivered).settled = True
 
+    def is_suspect(self, transaction: Transaction, /) -> bool:
+        """See `onceward.connectors.base`."""
+        return self._deliveries.is_suspect(transaction, self.rules)
+
     def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
         """Those of these that this connector has delivered."""
         return [each for each in transactions if id(each) in self._deliveries]
@@ -430,6 +434,10 @@ class AsyncLeasingConnector(AsyncClosing):
     async def hasten_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """As `LeasingConnector.hasten_transactions`."""
         await self._call(self._wire.hasten_transactions, transactions)
+
+    def is_suspect(self, transaction: Transaction, /) -> bool:
+        """See `onceward.connectors.base`."""
+        return self._wire.is_suspect(transaction)
 
     def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
         """See `AsyncConnector.extend_from_thread`."""

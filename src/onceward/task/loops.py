@@ -9,7 +9,7 @@ flight are interrupted, and their transactions abandoned unsettled.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from itertools import islice
 from math import inf
 from typing import Any
@@ -21,12 +21,24 @@ from onceward.task.mixins.policies import ConsumerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Script, TimeLimit
 from onceward.task.slots import Slots
-from onceward.task.source import Loop, await_work, chores, fail, fetch, patience, rest, settle
+from onceward.task.source import (
+    Loop,
+    await_work,
+    chores,
+    fail,
+    fetch,
+    patience,
+    rest,
+    return_unbegun,
+    settle,
+)
 from onceward.telemetry.context import current_work
 from onceward.transaction import Settlement, Transaction, Verdict
 
 LANDING = 0.25
 """Seconds interrupted attempts get to end after the loop has run out of time."""
+PATIENCE = 30.0
+"""Seconds a suspect waits for what is in flight. One of these may be stuck; the suspect is then given back as long."""
 
 
 def consume(loop: Loop) -> Script[StopReason]:
@@ -49,8 +61,13 @@ def consume(loop: Loop) -> Script[StopReason]:
             continue
         if batch:
             empties = 0
-            loop.submit(batch)
-            yield from attend(loop, low_water)
+            if is_suspect(loop, batch):
+                loop.slots.wake_at = 0
+                yield from run_alone(loop, batch)
+                loop.slots.wake_at = low_water
+            else:
+                loop.submit(batch)
+                yield from attend(loop, low_water)
             continue
         if not policy.streaming:
             if (
@@ -105,11 +122,27 @@ def input_error(error: BaseException | None) -> InputException:
     return wrapped
 
 
-def attend(loop: Loop, low_water: int) -> Script[None]:
-    """Wait until at most `low_water` transactions are pending, or the loop has a reason to end."""
+def is_suspect(loop: Loop, batch: Sequence[Transaction]) -> bool:
+    source = loop.source
+    return len(batch) == 1 and source is not None and bool(source.is_suspect and source.is_suspect(batch[0]))
+
+
+def run_alone(loop: Loop, batch: Sequence[Transaction]) -> Script[None]:
+    """Let what is in flight end, run these, and wait for their end."""
+    loop.keep(batch)
+    yield from attend(loop, 0, loop.ports.now() + PATIENCE)
+    if loop.slots.pending > 0 or loop.ending() is not None:
+        return_unbegun(loop, batch, 0.0 if loop.ending() is not None else PATIENCE)
+        return
+    loop.submit(batch)
+    yield from attend(loop, 0)
+
+
+def attend(loop: Loop, low_water: int, until: float = inf) -> Script[None]:
+    """Wait until at most `low_water` transactions are pending, the loop has a reason to end, or it is time."""
     yield from chores(loop)
-    while loop.slots.pending > low_water and loop.ending() is None:
-        yield loop.ports.park, (patience(loop),)
+    while loop.slots.pending > low_water and loop.ending() is None and (now := loop.ports.now()) < until:
+        yield loop.ports.park, (min(patience(loop), until - now),)
         yield from chores(loop)
     if loop.watch is not None:
         loop.watch.count_successes()

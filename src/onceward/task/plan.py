@@ -217,6 +217,7 @@ def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) ->
         wait=wait,
         lease=lease,
         prompt=getattr(connector, "in_lines", False),
+        is_suspect=getattr(connector, "is_suspect", None),
         extend_from_thread=getattr(connector, "extend_from_thread", None) if task.asynchronous else None,
     )
 

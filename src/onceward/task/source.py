@@ -86,6 +86,8 @@ class Source(msgspec.Struct, kw_only=True):
     lease: float = inf
     prompt: bool = False
     """Whether an outcome that is settled makes other messages available."""
+    is_suspect: Callable[[Transaction], bool] | None = None
+    """Whether a message that was fetched by itself must be alone; None if the source does not know."""
     extend_from_thread: Callable[[Sequence[Transaction]], None] | None = None
     """Extends leases while the event loop is blocked; None in threads, or if the connector cannot."""
 
@@ -183,13 +185,17 @@ class Loop(Work):
         size, limit = self.policy.batch.size, self.policy.limit
         return size if limit is None else min(size, limit - self.started)
 
-    def submit(self, batch: Sequence[Transaction]) -> None:
-        self.started += len(batch)
+    def keep(self, batch: Sequence[Transaction]) -> None:
+        """Extend the leases of these until they are settled."""
         if self.slots.settled is not None:
             for transaction in batch:
                 self.open[id(transaction)] = transaction
             if self.source is not None and self.extend_due == inf:
                 self.extend_due = self.ports.now() + self.source.lease / 3
+
+    def submit(self, batch: Sequence[Transaction]) -> None:
+        self.started += len(batch)
+        self.keep(batch)
         self.slots.submit(batch)
 
 
@@ -344,8 +350,14 @@ def await_work(loop: Loop, backoff: float) -> Script[None]:
 
 def return_late(loop: Loop, batch: Any) -> None:
     """Give back what a fetch delivered after its time was up; it would wait for its lease."""
-    if loop.slots.settled is not None and batch_problem(batch, sys.maxsize) is None:
-        loop.slots.settled.extend(Settlement(each, Verdict.RETURNED) for each in batch)
+    if batch_problem(batch, sys.maxsize) is None:
+        return_unbegun(loop, batch)
+
+
+def return_unbegun(loop: Loop, batch: Sequence[Transaction], delay: float = 0.0) -> None:
+    """Give back what was fetched, to be delivered again after a delay."""
+    if loop.slots.settled is not None:
+        loop.slots.settled.extend(Settlement(each, Verdict.RETURNED, delay=delay) for each in batch)
 
 
 def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onceward import ConsumerPolicy, Contract, Onceward
+from onceward import ConsumerPolicy, Onceward
 
 
 def policy_of(given: Any, *, asynchronous: bool = False, **settings: Any) -> ConsumerPolicy:
@@ -28,20 +28,7 @@ def policy_of(given: Any, *, asynchronous: bool = False, **settings: Any) -> Con
 @pytest.mark.parametrize(("asynchronous", "slots"), [(False, 8), (True, 64)])
 def test_an_app_has_defaults_for_use(asynchronous: bool, slots: int) -> None:
     loop = policy_of(None, asynchronous=asynchronous).loop
-    assert (loop.mode, loop.batch.size, loop.concurrency.value) == ("batch", 100, slots)
-
-
-@pytest.mark.req("PF-02")
-def test_with_a_contract_slots_stay_full_across_batches() -> None:
-    app = Onceward("shop", database="sqlite:///shop.db")
-    contract = Contract(
-        consumer_id="charge", event_types=["paid"], owner_team="shop", idempotency_mechanism="one transaction"
-    )
-
-    @app.consumer("memory://orders", contract=contract)
-    def charge(order: dict[str, int], session: Any) -> None: ...
-
-    assert app.consumers["charge"].policy.loop.mode == "continuous"
+    assert (loop.mode, loop.batch.size, loop.concurrency.value) == ("continuous", 100, slots)
 
 
 @pytest.mark.req("PF-02")

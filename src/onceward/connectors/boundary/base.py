@@ -92,6 +92,10 @@ class FactConnector(Generic[C]):
                 "BoundaryConnector with BoundaryClient, AsyncBoundaryConnector with AsyncBoundaryClient"
             )
 
+    def is_suspect(self, transaction: Transaction, /) -> bool:
+        """See `onceward.connectors.base`."""
+        return self._queue.is_suspect(transaction)
+
     # ── facts in ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _fetch(self, size: int, extra: dict[str, Any]) -> Sequence[Transaction]:

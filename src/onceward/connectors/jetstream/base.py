@@ -68,6 +68,10 @@ class JetStreamBase:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
 
+    def is_suspect(self, transaction: Transaction, /) -> bool:
+        """See `onceward.connectors.base`."""
+        return self._queue.is_suspect(transaction)
+
     def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
         """See `AsyncConnector.extend_from_thread`."""
         ours = self._queue.fetched_here(transactions)

@@ -333,6 +333,9 @@ class JetStreamQueue:
         # If its lease may be over, JetStream delivers it now: an answer could end the lease of that delivery.
         return None
 
+    def is_suspect(self, transaction: Transaction) -> bool:
+        return self._deliveries.is_suspect(transaction, self.rules)
+
     def fetched_here(self, transactions: Sequence[Transaction]) -> list[Transaction]:
         """Those of these that this connector has delivered."""
         return [each for each in transactions if id(each) in self._deliveries]

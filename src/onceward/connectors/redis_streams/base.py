@@ -84,6 +84,10 @@ class StreamConnector:
             if self._closed:  # closed while this used a connection
                 await wire.close()
 
+    def is_suspect(self, transaction: Transaction, /) -> bool:
+        """See `onceward.connectors.base`."""
+        return self._queue.is_suspect(transaction)
+
     def extend_from_thread(self, transactions: Batch, /) -> None:
         """See `AsyncConnector.extend_from_thread`. Connects again each time: this is needed rarely."""
         wire = self._wire.blocking()

@@ -308,6 +308,9 @@ class StreamQueue:
         entries = [each.held[0] for each in found]
         yield from self._evaluate(scripts.HASTEN, (self.group, self.parked, self._lease_ms, *entries))
 
+    def is_suspect(self, transaction: Transaction) -> bool:
+        return self._deliveries.is_suspect(transaction, self.rules)
+
     def fetched_here(self, transactions: Sequence[Transaction]) -> list[Transaction]:
         """Those of these that this connector has delivered."""
         return [each for each in transactions if id(each) in self._deliveries]

@@ -81,6 +81,25 @@ class ConnectorPoison(ConnectorSuite):
             queue.dispatch(*numbered(2, 4))
             assert [payloads_of(queue.fetch(10)) for _ in range(4)] == [[0], [1], [2, 3], []]
 
+    @pytest.mark.req("PF-03")
+    def test_the_engine_learns_which_messages_are_suspects_unless_an_inbox_finds_them(self) -> None:
+        with self.queue(lease=60.0, max_deliveries=5) as (queue, clock):
+            if not hasattr(queue.connector, "is_suspect"):
+                return  # it may leave it out
+            queue.dispatch(Transaction(payload="lost"))
+            for _ in range(2):
+                assert not queue.connector.is_suspect(*queue.fetch())
+                self.advance(clock, 61.0)
+            queue.dispatch(Transaction(payload="new"))
+            suspects = {
+                each.payload: queue.connector.is_suspect(each) for _ in range(2) for each in queue.fetch()
+            }
+            assert suspects == {"lost": True, "new": False}
+            if hasattr(queue.connector, "leave_poison_to_inbox"):
+                queue.connector.leave_poison_to_inbox()
+                self.advance(clock, 61.0)
+                assert not any(queue.connector.is_suspect(each) for _ in range(2) for each in queue.fetch())
+
     @pytest.mark.req("CC-059")
     def test_beside_an_inbox_lost_deliveries_do_not_bury_a_message_and_failures_do(self) -> None:
         """It may only have been near the one that killed the process; the inbox counts the starts of each."""
