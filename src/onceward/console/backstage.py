@@ -170,18 +170,15 @@ class Backstage:
                 with urlopen(f"{url.rstrip('/')}/progress", timeout=2.0) as answer:
                     found = json.load(answer)
                     found["workers"], found["stage"]
-                    states.append(found)
+                    states.append({**found, "run": url})
             except (OSError, ValueError, LookupError, TypeError) as error:
                 silent.append(f"{url} does not answer: {error}")
         self.states, self.silent = states, silent
         counts: dict[str, dict[Hashable, Counted]] = {}
-        for run, state in enumerate(states):
+        for state in states:
             for worker in state["workers"]:
-                for each in worker["consumers"]:
-                    process = run, worker["pid"]
-                    counts.setdefault(each["consumer"], {})[process] = Counted(
-                        each["succeeded"], each["failed"]
-                    )
+                for name, done in _done_by(worker).items():
+                    counts.setdefault(name, {})[state.get("run"), worker["worker"]] = done
         self.history.add(counts)
 
     def look_at_holds(self) -> Holds | None:
@@ -228,3 +225,12 @@ class Backstage:
                 self._stopped.wait(max(every, (time.monotonic() - began) * share))
 
         threading.Thread(target=loop, name="onceward-console", daemon=True).start()
+
+
+def _done_by(worker: Mapping[str, Any]) -> dict[str, Counted]:
+    """What a worker has done, with its earlier processes: also for consumers that moved to another one since."""
+    done = {name: Counted(**each) for name, each in worker.get("earlier", {}).items()}
+    for each in worker["consumers"]:
+        before = done.get(each["consumer"], Counted())
+        done[each["consumer"]] = before.plus(Counted(each["succeeded"], each["failed"]))
+    return done

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 MINUTES = 60
 RATE_SECONDS = 60.0
-MOST_PROCESSES = 1000
-"""That are remembered, of each consumer."""
 
 
 class Counted(NamedTuple):
@@ -29,19 +27,17 @@ class ConsumerHistory:
     def __init__(self) -> None:
         self.minutes: deque[Counted] = deque(maxlen=MINUTES)
         self.total: Counted | None = None
-        """What its processes have done, also those that were replaced since this looks; None if none was seen."""
+        """What its workers have done; None if none was seen."""
         self._minute: int | None = None
         self._seen: deque[tuple[float, Counted]] = deque()
-        self._processes: dict[Hashable, Counted] = {}
+        self._workers: dict[Hashable, Counted] = {}
 
-    def add(self, processes: Mapping[Hashable, Counted], now: float) -> None:
-        """Note the counts of each process so far. What the first ones did before was not seen in its minutes."""
+    def add(self, workers: Mapping[Hashable, Counted], now: float) -> None:
+        """Note the counts of each worker so far. What the first ones did before was not seen in its minutes."""
         new = Counted()
-        for process, counted in processes.items():
-            new = new.plus(counted.since(self._processes.get(process, Counted())))
-        if len(self._processes) > MOST_PROCESSES:
-            self._processes.clear()  # all of them were replaced long ago, but those that are counted now
-        self._processes |= processes
+        for worker, counted in workers.items():
+            new = new.plus(counted.since(self._workers.get(worker, Counted())))
+        self._workers |= workers
         self.total, new = (new, Counted()) if self.total is None else (self.total.plus(new), new)
         minute = int(now // 60)
         if self._minute is None:
@@ -68,10 +64,10 @@ class History:
         self.consumers: dict[str, ConsumerHistory] = {}
 
     def add(self, counts: Mapping[str, Mapping[Hashable, Counted]]) -> None:
-        """Note what each process has done so far, by consumer."""
+        """Note what each worker has done so far, by consumer."""
         now = time.time()
-        for name, processes in counts.items():
-            self.consumers.setdefault(name, ConsumerHistory()).add(processes, now)
+        for name, workers in counts.items():
+            self.consumers.setdefault(name, ConsumerHistory()).add(workers, now)
 
     def of(self, consumer: str) -> ConsumerHistory:
         return self.consumers.get(consumer) or ConsumerHistory()

@@ -133,6 +133,10 @@ class Pages:
             "live": not self.stalls(place),
             "ready": not self._unready(place),
             "consumers": [_describe(consumer, now) for consumer in consumers(place)],
+            "earlier": {
+                name: {"succeeded": each.succeeded, "failed": each.failed}
+                for name, each in place.past.items()
+            },
             "were_stuck": [
                 {
                     "consumer": each.consumer,
