@@ -20,6 +20,7 @@ _log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 
 NOTHING_YET = "nothing yet"
+Word = Literal["starting", "up", "down", "stopped"]
 
 
 class LinkStopped(OncewardError):
@@ -36,7 +37,7 @@ class LinkState(msgspec.Struct):
     """A link, as an operator sees it."""
 
     name: str
-    state: Literal["starting", "up", "down", "stopped"]
+    state: Word
     """Stopped: a fact blocks it until an operator decides."""
     problem: str
     """Why it is not up."""
@@ -86,20 +87,24 @@ class LinkReport:
 
     def state(self) -> LinkState:
         up = self._trouble is None
-        state: Literal["starting", "up", "down", "stopped"] = (
-            "stopped"
-            if self.is_stopped
-            else "up"
-            if up
-            else "starting"
-            if self._trouble == NOTHING_YET
-            else "down"
-        )
         lag = max(time.time() - self._waiting_since, 0.0) if self._waiting or not up else 0.0
-        missed, problem = self.counts["missed"], "" if up else self._problem
         return LinkState(
-            self._link, state, problem, self._consumer, self.frontier, self._waiting, lag, missed
+            name=self._link,
+            state=self._word(),
+            problem="" if up else self._problem,
+            consumer=self._consumer,
+            frontier=self.frontier,
+            waiting=self._waiting,
+            lag_seconds=lag,
+            missed=self.counts["missed"],
         )
+
+    def _word(self) -> Word:
+        if self.is_stopped:
+            return "stopped"
+        if self._trouble is None:
+            return "up"
+        return "starting" if self._trouble == NOTHING_YET else "down"
 
     @property
     def is_stopped(self) -> bool:
