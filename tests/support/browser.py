@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:  # large, and most processes of the suite open no browser
     from playwright.sync_api import Browser, Page
 
+from tests.support import ROOT
+
+AXE = ROOT / "tests" / "browser" / "axe" / "axe.min.js"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -70,6 +73,20 @@ class Watched:
         self.clicks += 1
         self.page.wait_for_load_state()  # earlier, a button sends its form as a browser without scripts does
         self.page.click(selector)
+
+    def check_page(self) -> None:
+        """Fail if the page breaks a rule of WCAG A or AA, or does not fit a phone."""
+        self.page.evaluate(AXE.read_text("utf-8"))
+        found = self.page.evaluate(
+            "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})"
+        )
+        broken = [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]]
+        assert broken == [], self.page.url
+        size = self.page.viewport_size
+        self.page.set_viewport_size({"width": 390, "height": 844})
+        assert self.page.evaluate("document.documentElement.scrollWidth") <= 390, self.page.url
+        if size is not None:
+            self.page.set_viewport_size(size)
 
     def close(self) -> None:
         self._context.close()

@@ -179,6 +179,11 @@ def _records(engine: Any, asynchronous: bool) -> Any:
     return FleetRecords((AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine))
 
 
+def limit_scope(app: Onceward, consumer: Consumer) -> str:
+    """Under which the limit of a consumer is counted: apps that share a database may have some of the same name."""
+    return json.dumps([app.name, *consumer.identity])
+
+
 def _limit(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -> LimitedSource | None:
     """What keeps the limit of a consumer; None if it has none."""
     if consumer.limit is None or consumer.limit_keys is None:
@@ -187,9 +192,7 @@ def _limit(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -
     from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
     ports = (AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine)
-    # Apps that share a database may have consumers of the same name.
-    scope = json.dumps([app.name, *consumer.identity])
-    records = LimitRecords(ports, scope, consumer.limit, app.owner)
+    records = LimitRecords(ports, limit_scope(app, consumer), consumer.limit, app.owner)
     app.limiters[consumer.name] = Limiter(consumer.limit_keys, records)
     return LimitedSource(app.limiters[consumer.name])
 

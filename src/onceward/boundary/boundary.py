@@ -70,6 +70,8 @@ class Boundary:
         self.metrics = BoundaryMetrics()
         self._bell = Bell()
         self._is_ending = False
+        self.expiry_halted = ""
+        """Why no fact expires now, as `Retention` last found."""
         self.fill = Fill(store, self.settings, self.metrics)
         self._begins_at = 0
         self._looked_at = -inf

@@ -205,6 +205,7 @@ class ClockDoubt:
 
     def _halt(self, reason: str, *values: object) -> None:
         self._boundary.metrics.expiry_halted.set(1)
+        self._boundary.expiry_halted = reason % values
         if reason != self._halted:
             self._halted = reason
             _log.warning(
@@ -216,6 +217,7 @@ class ClockDoubt:
 
     def _resume(self) -> None:
         self._boundary.metrics.expiry_halted.set(0)
+        self._boundary.expiry_halted = ""
         if self._halted:
             self._halted = ""
             _log.info("the time is right again: facts expire as usual", extra={"outcome": "expiry_resumed"})

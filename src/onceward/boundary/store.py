@@ -160,6 +160,13 @@ class ObjectQuota(msgspec.Struct, frozen=True):
 NO_QUOTA = ObjectQuota()
 
 
+class ObjectUsage(msgspec.Struct):
+    """How many objects there are, and the bytes that they take; with what is being stored, so both are about right."""
+
+    count: int
+    size: int
+
+
 class Objects(Protocol):
     """Immutable objects by bucket and key. A key is any text, and cannot lead outside the store."""
 
@@ -181,6 +188,8 @@ class Objects(Protocol):
     async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
         """Return an object and its bytes. Raise `NotFound`. Never holds more than a few chunks in memory."""
         ...
+
+    async def usage(self) -> ObjectUsage: ...
 
     def refs(self) -> AsyncIterator[ObjectRef]:
         """Yield all objects, in no particular order."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.request import urlopen
 
 from onceward.app.app import Consumer, Onceward
 from onceward.app.build import consumer_id, task_class
 from onceward.app.rehearsal import task_for_dry_runs
+from onceward.connectors.reports import ServerUnreachable
 from onceward.console.history import Counted, History
 from onceward.console.redaction import Redaction
 from onceward.deadletters import DeadLetters
@@ -23,6 +24,7 @@ from onceward.inspection.balance import Balance
 from onceward.inspection.counts import Account, balance_of
 from onceward.inspection.guarantee_facts import facts_of
 from onceward.inspection.guarantees import GuaranteeVerdict, judge
+from onceward.inspection.holds import Holds, read_holds
 from onceward.outbox.queries import OutboxQueries
 from onceward.run.samples import Samples
 
@@ -34,7 +36,7 @@ STATE_EVERY = 2.0
 CHECK_EVERY = 120.0
 """Seconds between two balances, at least; they read all messages of a source."""
 SHARE = 50
-"""A balance is followed by a pause of so many times what it took, at least."""
+"""What the console asks is followed by a pause of so many times what it took, at least."""
 
 RunState = Mapping[str, Any]
 """What `/progress` of a run says."""
@@ -75,6 +77,8 @@ class Backstage:
         """Of the runs that answered the last time."""
         self.silent: list[str] = []
         """Why others did not."""
+        self.holds: Holds | None = None
+        """What holds consumers, as the database last said; None if that is not known."""
         self._engine: Engine | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -90,6 +94,7 @@ class Backstage:
             self.samples.start()
         self._look_at_runs()
         self._repeat(self._look_at_runs, STATE_EVERY, 0)
+        self._repeat(self.look_at_holds, STATE_EVERY, SHARE)
         self._repeat(self._check, CHECK_EVERY, SHARE)
 
     def stop(self) -> None:
@@ -165,18 +170,25 @@ class Backstage:
                 with urlopen(f"{url.rstrip('/')}/progress", timeout=2.0) as answer:
                     found = json.load(answer)
                     found["workers"], found["stage"]
-                    states.append(found)
+                    states.append({**found, "run": url})
             except (OSError, ValueError, LookupError, TypeError) as error:
                 silent.append(f"{url} does not answer: {error}")
         self.states, self.silent = states, silent
-        totals: dict[str, Counted] = {}
-        for worker in self.workers():
-            for each in worker["consumers"]:
-                before = totals.get(each["consumer"], Counted())
-                totals[each["consumer"]] = Counted(
-                    before.succeeded + each["succeeded"], before.failed + each["failed"]
-                )
-        self.history.add(totals)
+        counts: dict[str, dict[Hashable, Counted]] = {}
+        for state in states:
+            for worker in state["workers"]:
+                for name, done in _done_by(worker).items():
+                    counts.setdefault(name, {})[state.get("run"), worker["worker"]] = done
+        self.history.add(counts)
+
+    def look_at_holds(self) -> Holds | None:
+        """Ask the database what holds consumers now."""
+        database = self.app.settings.database
+        try:
+            self.holds = None if database is None else read_holds(database)
+        except ServerUnreachable:  # the samples say why
+            self.holds = None
+        return self.holds
 
     # ── guarantees and balance ──────────────────────────────────────────────────────────────────────────
 
@@ -202,7 +214,7 @@ class Backstage:
             if not self._stopped.is_set():
                 self.check(name)
 
-    def _repeat(self, work: Callable[[], None], every: float, share: float) -> None:
+    def _repeat(self, work: Callable[[], object], every: float, share: float) -> None:
         def loop() -> None:
             while not self._stopped.is_set():
                 began = time.monotonic()
@@ -213,3 +225,12 @@ class Backstage:
                 self._stopped.wait(max(every, (time.monotonic() - began) * share))
 
         threading.Thread(target=loop, name="onceward-console", daemon=True).start()
+
+
+def _done_by(worker: Mapping[str, Any]) -> dict[str, Counted]:
+    """What a worker has done, with its earlier processes: also for consumers that moved to another one since."""
+    done = {name: Counted(**each) for name, each in worker.get("earlier", {}).items()}
+    for each in worker["consumers"]:
+        before = done.get(each["consumer"], Counted())
+        done[each["consumer"]] = before.plus(Counted(each["succeeded"], each["failed"]))
+    return done

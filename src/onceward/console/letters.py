@@ -20,6 +20,7 @@ from onceward._sync import run_blocking
 from onceward.app.rehearsal import PREDICTED, predict, rehearse
 from onceward.connectors.codec import DecodeError
 from onceward.console.access import Role
+from onceward.console.consumers import hides_keys
 from onceward.console.guard import allow
 from onceward.console.redaction import HIDDEN
 from onceward.deadletters import Category, DeadLetter, Filter, Rca, Status
@@ -81,6 +82,7 @@ async def groups(request: Request) -> Response:
         request,
         "groups.html",
         wanted={**dict.fromkeys(FIELDS), **form_of(wanted)},
+        together=form_of(wanted),
         consumers=list(console.backstage.app.consumers),
         ids={name: _id_of(console.backstage, name) for name in console.backstage.app.consumers},
         categories=list(Category),
@@ -112,7 +114,17 @@ async def group(request: Request) -> Response:
                 shown = msgspec.structs.replace(wanted, until=last)
         listed = run_blocking(letters.operations.find(shown, PAGE, after))
         rcas = [each for each in letters.rcas(limit=50) if each["closed_at"] is None]
-        return {"shown": form_of(shown), "found": found, "total": total, "letters": listed, "rcas": rcas}
+        poison = shown.category in (None, Category.POISON) and letters.count(
+            msgspec.structs.replace(shown, category=Category.POISON)
+        )
+        return {
+            "shown": form_of(shown),
+            "found": found,
+            "total": total,
+            "letters": listed,
+            "rcas": rcas,
+            "has_poison": bool(poison),
+        }
 
     values = await run_in_threadpool(read)
     return console.page(
@@ -161,7 +173,7 @@ async def letter(request: Request) -> Response:
 
     values = await run_in_threadpool(read)
     found: DeadLetter = values["letter"]
-    trace = console.backstage.trace_url
+    trace, consumer = console.backstage.trace_url, console.backstage.consumer_of(found.consumer)
     return console.page(
         request,
         "letter.html",
@@ -171,8 +183,11 @@ async def letter(request: Request) -> Response:
         may_discard=allow(request, Role.ADMIN),
         may_see=allow(request, Role.ADMIN),
         whole=whole,
+        hides_keys=consumer is not None and not whole and hides_keys(console.backstage, consumer),
+        HIDDEN=HIDDEN,
         categories=list(Category),
         rcas=[],
+        has_poison=found.category is Category.POISON,
         **redrive_defaults(1),
         **values,
     )

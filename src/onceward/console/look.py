@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from onceward._text import BEYOND_JSON, printable_lines, quantity
 from onceward.console.history import Counted
+from onceward.failures.states import Down
 
 HERE = Path(__file__).parent
 WIDTH, HEIGHT = 120, 28
@@ -29,11 +30,14 @@ def environment() -> Environment:
     made.filters |= {
         "ago": ago,
         "as_sent": as_sent,
+        "at_step": at_step,
+        "brief": brief,
         "clock": clock,
         "count": count,
         "duration": duration,
         "in_words": quantity,
         "pretty": pretty,
+        "probe": probe,
         "rate": rate,
         "size": size,
         "sparkline": sparkline,
@@ -63,8 +67,16 @@ def rate(value: float | None) -> str:
     return f"{value:,.1f}/s" if value < 100 else f"{value:,.0f}/s"
 
 
-def size(value: int) -> str:
-    return f"{value:,} B" if value < 1024 else f"{value / 1024:,.1f} KiB"
+def size(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if value < 1024:
+        return f"{value:,.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        value /= 1024
+        if value < 1024:
+            return f"{value:,.1f} {unit}"
+    return f"{value / 1024:,.1f} TiB"
 
 
 def duration(seconds: float | None) -> str:
@@ -83,6 +95,39 @@ def duration(seconds: float | None) -> str:
         if len(parts) == 2:
             break
     return " ".join(parts)
+
+
+def brief(seconds: float | None) -> str:
+    """A short time, which may be well below a second."""
+    if seconds is None:
+        return "unknown"
+    return (
+        f"{seconds * 1000:.3g} ms"
+        if seconds < 1
+        else duration(seconds)
+        if seconds >= 60
+        else f"{seconds:.3g} s"
+    )
+
+
+def at_step(flight: Mapping[str, Any]) -> str:
+    """Where a message in flight is."""
+    if "step" not in flight:  # a run of an earlier release
+        return "unknown"
+    if flight["step"] is None:
+        return "fetched, not begun"
+    return (
+        f"{flight['step']}, attempt {flight['attempt']}"
+        if flight["attempt"]
+        else f"between attempts of {flight['step']}"
+    )
+
+
+def probe(down: Down) -> str:
+    """When it is looked whether an outage is over."""
+    if down.probing:
+        return "a probe is under way"
+    return f"next probe in {duration(down.due_in)}" if down.due_in >= 1 else "a probe is due"
 
 
 def moment(value: datetime | float | str | None) -> datetime | None:

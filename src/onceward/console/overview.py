@@ -1,4 +1,4 @@
-"""The first page: every consumer with its state, rate, backlog, failures and dead letters; and the page of one."""
+"""The first page: every consumer with its state, rate, backlog, failures and dead letters."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from onceward.app.build import consumer_id
 from onceward.console.history import ConsumerHistory
-from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
     from onceward.console.backstage import Backstage
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 LIVE_EVERY = 2.0
 """Seconds between two pictures of the first page."""
-STATES = ("stalled", "outage", "starting", "stopping", "running")
+STATES = ("stalled", "outage", "paused", "starting", "stopping", "running")
 """The worst first: one worker in trouble is what an operator wants to see."""
 
 
@@ -81,12 +80,14 @@ def row(backstage: Backstage, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "source": str(backstage.app.consumers[name].source),
-        "state": state_of(backstage, status),
+        "letters_of": consumer_id(backstage.app.consumers[name]),
+        "state": state_of(backstage, name, status),
         "problem": next((each["problem"] for each in status if each["problem"]), None)
         or (reading.problem if reading is not None else None),
+        "held": next((each["held"] for each in status if each.get("held")), None),
         "rate": history.rate,
         "minutes": list(history.minutes),
-        "failed": sum(each["failed"] for each in status) if status else None,
+        "failed": None if history.total is None else history.total.failed,
         "stuck": sum(each["stuck"] for each in status),
         "waiting": source.waiting if source is not None else None,
         "in_flight": source.in_flight if source is not None else None,
@@ -107,9 +108,12 @@ def row(backstage: Backstage, name: str) -> dict[str, Any]:
     }
 
 
-def state_of(backstage: Backstage, status: list[dict[str, Any]]) -> str:
-    """The state of a consumer in a word. Pausing is not known here yet: `run/outages.py` will report it."""
+def state_of(backstage: Backstage, name: str, status: list[dict[str, Any]]) -> str:
+    """The state of a consumer in a word: as its workers report it, or the database if there are none here."""
     if not status:
+        holds, consumer = backstage.holds, backstage.app.consumers[name]
+        if holds is not None and holds.pause_of(consumer) is not None:
+            return "paused"
         return "not running" if backstage.knows_runs else "unknown"
     found = {_word(each) for each in status}
     return next(state for state in STATES if state in found)
@@ -118,67 +122,7 @@ def state_of(backstage: Backstage, status: list[dict[str, Any]]) -> str:
 def _word(status: dict[str, Any]) -> str:
     if not status["live"]:
         return "stalled"
+    if status.get("held"):
+        return "paused" if status.get("paused") else "outage"
     words = {"waiting": "outage", "starting": "starting", "stopping": "stopping", "ended": "stopping"}
     return words.get(status["state"], "running")
-
-
-# ── one consumer ────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def consumer(request: Request) -> Response:
-    console: Console = request.app.state.console
-    name = request.path_params["name"]
-    if name not in console.backstage.app.consumers:
-        raise ConfigurationError(f"there is no consumer {name!r}")
-    values = await run_in_threadpool(describe, console.backstage, name)
-    return console.page(request, "consumer.html", **values)
-
-
-async def check(request: Request) -> Response:
-    """Balance a consumer now."""
-    console: Console = request.app.state.console
-    name = request.path_params["name"]
-    if name not in console.backstage.app.consumers:
-        raise ConfigurationError(f"there is no consumer {name!r}")
-    await run_in_threadpool(console.backstage.check, name)
-    return console.go(request, f"/consumers/{name}")
-
-
-def describe(backstage: Backstage, name: str) -> dict[str, Any]:
-    from onceward.app.provenance import consumer_rows
-    from onceward.inspection.proofs import problem_of
-
-    app = backstage.app
-    found = app.consumers[name]
-    contract = None if found.contract is None else found.contract.as_row()
-    proof: list[dict[str, Any]] = []
-    unproven: str | None = None
-    if found.contract is not None:
-        try:
-            unproven = problem_of(app, found)
-            proof = _evidence(backstage, found.contract.consumer_id)
-        except OncewardError as error:
-            unproven = str(error)
-    return {
-        "row": row(backstage, name),
-        "status": backstage.status(name),
-        "contract": contract,
-        "policy": consumer_rows(app, found),
-        "proof": proof,
-        "unproven": unproven,
-        "knows_runs": backstage.knows_runs,
-    }
-
-
-def _evidence(backstage: Backstage, consumer_id: str) -> list[dict[str, Any]]:
-    from onceward.inbox import Inbox
-
-    return [
-        {
-            "at": each.recorded_at,
-            "result": each.result,
-            "backend": each.backend,
-            "code": each.code.digest[:12],
-        }
-        for each in Inbox(backstage.engine).evidence(consumer_id)[:3]
-    ]

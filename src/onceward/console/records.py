@@ -1,4 +1,4 @@
-"""The outbox, the audit, boundaries, and the search for a message."""
+"""The outbox, the audit, and the search for a message."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onceward.connectors.boundary.scheme import read_stats
-from onceward.connectors.reports import ServerUnreachable
-from onceward.connectors.urls import Address
 from onceward.console.access import Role
 from onceward.console.guard import allow
 from onceward.inspection.life import life_of
@@ -56,32 +53,6 @@ async def audit(request: Request) -> Response:
         return {"entries": entries, "verdict": letters.verify_audit()}
 
     return console.page(request, "audit.html", **await run_in_threadpool(read))
-
-
-async def boundaries(request: Request) -> Response:
-    """What the boundaries that this app uses say about their log and cursors."""
-    console: Console = request.app.state.console
-    app = console.backstage.app
-    used: dict[str, Address] = {}
-    for each in (*app.consumers.values(),):
-        used.setdefault(each.source.place, each.source) if each.source.scheme.startswith(
-            "boundary+"
-        ) else None
-    for sink in app.producers.values():
-        used.setdefault(sink.sink.place, sink.sink) if sink.sink.scheme.startswith("boundary+") else None
-
-    def read() -> list[dict[str, Any]]:
-        found = []
-        for address in used.values():
-            try:
-                found.append(
-                    {"url": str(address).partition("?")[0], "stats": read_stats(address), "problem": None}
-                )
-            except ServerUnreachable as error:
-                found.append({"url": str(address).partition("?")[0], "stats": None, "problem": str(error)})
-        return found
-
-    return console.page(request, "boundary.html", boundaries=await run_in_threadpool(read))
 
 
 async def search(request: Request) -> Response:

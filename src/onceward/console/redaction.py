@@ -43,6 +43,11 @@ class Redaction:
             return [self.restore(one, other, path) for one, other in zip(edited, original, strict=True)]
         return edited
 
+    def hides(self, field: str) -> bool:
+        """Whether a rule hides a field, named with dots from the payload on."""
+        path, _, name = field.rpartition(".")
+        return self._hides(name, path)
+
     def _hides(self, name: str, path: str) -> bool:
         lower, whole = name.lower(), _join(path, name).lower()
         return names_secret(name) or any(

@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from onceward._environment import names_production
 from onceward.app.app import Onceward
 from onceward.connectors.reports import ServerUnreachable
-from onceward.console import letters, overview, records
+from onceward.console import boundaries, consumers, letters, limits, overview, records
 from onceward.console.access import Access, Role, is_loopback
 from onceward.console.backstage import Backstage
 from onceward.console.guard import ConsoleGuard, allow
@@ -37,6 +37,9 @@ NOTES = {
     "release": "{} released.",
     "discard": "{} discarded.",
     "retry": "{} tried again now.",
+    "pause": "It is paused. Running processes notice within two seconds, and finish what their handlers have begun.",
+    "resume": "It is resumed. Running processes notice within two seconds.",
+    "nothing": "Nothing was changed: another operator was first.",
 }
 """What an action says on the page that follows it."""
 PROBES = ("/livez", "/readyz", "/progress", "/metrics")
@@ -68,6 +71,7 @@ class Console:
             "may_log_out": self.access.users is not None,
             "note": _note(request.query_params.get("note", "")),
             "path": str(request.scope["path"]).removeprefix(root),
+            "posted": request.method == "POST",
             "Role": Role,
             "user": user,
         }
@@ -148,8 +152,11 @@ def _routes() -> list[Route]:
     return [
         Route("/", overview.overview, methods=get),
         Route("/events", overview.events, methods=get),
-        Route("/consumers/{name}", overview.consumer, methods=get),
-        Route("/consumers/{name}/check", overview.check, methods=post),
+        Route("/consumers/{name}", consumers.consumer, methods=get),
+        Route("/consumers/{name}/check", consumers.check, methods=post),
+        Route("/consumers/{name}/pause", consumers.pause, methods=post),
+        Route("/consumers/{name}/resume", consumers.resume, methods=post),
+        Route("/limits", limits.limits, methods=get),
         Route("/letters", letters.groups, methods=get),
         Route("/letters/group", letters.group, methods=get),
         Route("/letters/dry-run", letters.dry_run, methods=post),
@@ -165,7 +172,7 @@ def _routes() -> list[Route]:
         Route("/outbox", records.outbox, methods=get),
         Route("/outbox/retry", records.retry, methods=post),
         Route("/audit", records.audit, methods=get),
-        Route("/boundary", records.boundaries, methods=get),
+        Route("/boundary", boundaries.boundaries, methods=get),
         Route("/search", records.search, methods=get),
         Route("/login", _login, methods=[*get, *post]),
         Route("/logout", _logout, methods=post),

@@ -24,7 +24,7 @@ LONGEST = 300
 PAGE = 500
 """Letters per statement."""
 
-_ENGINE = re.compile(r"(?:BUSINESS|SYSTEM|TIMEOUT)(?: \[.*?\])?: ", re.DOTALL)
+_ENGINE = re.compile(r"(?:BUSINESS|SYSTEM|TIMEOUT)(?: \[(.*?)\])?: ", re.DOTALL)
 """What the engine writes before an error: its category, and the id of the message."""
 _CLASS = re.compile(r"([A-Za-z_][\w.]*\.)?([A-Z]\w*)(?:: |\Z)")
 _BACKGROUND = re.compile(r"\s*\(Background on this error at: \S+\)")
@@ -72,9 +72,21 @@ def normalize(error: str) -> ErrorKind:
     named = _CLASS.match(text)
     if named is not None:
         text = text[named.end() :]
+    text = _without_id(_without_values(text), _without_values(ours[1] or "") if ours else "")
+    return ErrorKind("" if named is None else named[2], " ".join(text.split())[:LONGEST])
+
+
+def _without_values(text: str) -> str:
     for pattern, placeholder in _VALUES:
         text = pattern.sub(placeholder, text)
-    return ErrorKind("" if named is None else named[2], " ".join(text.split())[:LONGEST])
+    return text
+
+
+def _without_id(text: str, id: str) -> str:
+    """Replace the id of the message, if it is still one: a7-x, but not the `order-<number>` of order-17."""
+    if not any(map(str.isdigit, id)):
+        return text
+    return re.sub(rf"(?<!\w){re.escape(id)}(?!\w)", "<id>", text)
 
 
 def group_of(error: str) -> str:

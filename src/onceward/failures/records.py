@@ -93,22 +93,36 @@ def known(transaction: DbTransaction, rows: Sql) -> list[Identity]:
     return [(row["consumer_id"], row["name"]) for row in rows.all(transaction, _KNOWN)]
 
 
-def pause(transaction: DbTransaction, rows: Sql, consumer: str, operator: str, reason: str) -> bool:
-    """Pause a consumer, by its id or its name. Returns False if it is paused already."""
+def pause(
+    transaction: DbTransaction, rows: Sql, consumer: str | Identity, operator: str, reason: str
+) -> bool:
+    """Pause a consumer, by its id or its name; or exactly one, which need not have run yet. Returns False if it is
+    paused already."""
+    if not isinstance(consumer, str):
+        rows.run(transaction, _INTRODUCE, consumer_id=consumer[0], name=consumer[1])
     return _note(transaction, rows, "pause", _PAUSE, consumer, operator, reason)
 
 
-def resume(transaction: DbTransaction, rows: Sql, consumer: str, operator: str, reason: str) -> bool:
+def resume(
+    transaction: DbTransaction, rows: Sql, consumer: str | Identity, operator: str, reason: str
+) -> bool:
     """Let a paused consumer go on. Returns False if it is not paused."""
     return _note(transaction, rows, "resume", _RESUME, consumer, operator, reason)
 
 
 def _note(
-    transaction: DbTransaction, rows: Sql, action: str, sql: str, consumer: str, operator: str, reason: str
+    transaction: DbTransaction,
+    rows: Sql,
+    action: str,
+    sql: str,
+    consumer: str | Identity,
+    operator: str,
+    reason: str,
 ) -> bool:
     who, why = audit.check_operator(operator), storable(mask(reason.strip()))
     changed = False
-    for consumer_id, name in _find(known(transaction, rows), consumer):
+    found = _find(known(transaction, rows), consumer) if isinstance(consumer, str) else [consumer]
+    for consumer_id, name in found:
         identity = {"consumer_id": consumer_id, "name": name}
         if rows.changed(transaction, sql, operator=who, reason=why, **identity):
             audit.note(transaction, rows, who, action, {**identity, "reason": why})

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from sqlalchemy import Connection
 
 from onceward._ids import same_id
 from onceward.db.transaction import DbTransaction
@@ -91,6 +92,33 @@ class HoldReader:
         await self._ports.transact(note)
 
 
+class HeldLine(msgspec.Struct):
+    """A key that dead letters hold, for people."""
+
+    order_key: str
+    letter: int
+    """The first of them."""
+    letters: int
+    died_at: float
+    """When the first one did, in seconds since 1970."""
+    waiting: int | None
+    """Events behind it, as its consumer last noted; None if it has noted nothing."""
+
+
+def read_lines(connection: Connection, rows: Sql, consumer: str, most: int) -> list[HeldLine]:
+    """The keys of a consumer that dead letters hold, the oldest first."""
+    found = rows.on(connection, _LINES, consumer=consumer, most=most).mappings()
+    return [msgspec.convert(dict(row), HeldLine, strict=False) for row in found]
+
+
+_LINES = """
+    SELECT order_key, min(id) AS letter, count(*) AS letters, min(died_at) AS died_at,
+        (SELECT waiting FROM onceward_held_keys AS k
+            WHERE k.consumer = :consumer AND k.order_key = onceward_dead_letters.order_key) AS waiting
+    FROM onceward_dead_letters
+    WHERE consumer = :consumer AND order_key IS NOT NULL AND status IN ('open', 'redriven')
+    GROUP BY order_key ORDER BY min(id) LIMIT :most
+"""
 _HOLDERS = """
     SELECT id, order_key, message_id, {now} - died_at AS seconds FROM onceward_dead_letters
     WHERE consumer = :consumer AND order_key IS NOT NULL AND status IN ('open', 'redriven')

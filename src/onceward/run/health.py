@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 from onceward.errors import ConfigurationError
-from onceward.run.protocol import ConsumerStatus, WorkerState
+from onceward.run.protocol import ConsumerStatus, Flight, WorkerState
 from onceward.run.samples import Samples
 from onceward.run.series import TYPE, Series, consumers
 from onceward.run.supervisor import Supervisor, WorkerSlot
@@ -75,9 +75,11 @@ class Pages:
         return _verdict([problem for place in places for problem in self._unready(place)], degraded=degraded)
 
     def progress(self) -> HealthPage:
-        return HealthPage(200, JSON, json.dumps(self.state()))
+        """Without code, and what comes from payloads: it may be open to all who can probe."""
+        return HealthPage(200, JSON, json.dumps(_without_code(self.state())))
 
     def state(self) -> dict[str, Any]:
+        """What `/progress` says, and where the code of long work is."""
         workers = [self._worker(place) for place in self._supervisor.places]
         return {"stage": self._supervisor.stage.name.lower(), "workers": workers}
 
@@ -131,6 +133,19 @@ class Pages:
             "live": not self.stalls(place),
             "ready": not self._unready(place),
             "consumers": [_describe(consumer, now) for consumer in consumers(place)],
+            "earlier": {
+                name: {"succeeded": each.succeeded, "failed": each.failed}
+                for name, each in place.past.items()
+            },
+            "were_stuck": [
+                {
+                    "consumer": each.consumer,
+                    "pid": each.pid,
+                    "at": each.at,
+                    **_flight(each.flight, each.seen_at),
+                }
+                for each in place.were_stuck
+            ],
         }
 
 
@@ -148,7 +163,33 @@ def _describe(consumer: ConsumerStatus, now: float) -> dict[str, Any]:
         "stuck": consumer.stuck,
         "problem": consumer.problem,
         "held": consumer.held,
-        "flights": [{"id": id, "seconds": _age(since, now)} for id, since in consumer.flights],
+        "paused": consumer.paused,
+        "down_since": consumer.down_since,
+        "limited": consumer.limited,
+        "limited_seconds": _age(consumer.limited_since, now),
+        "flights": [_flight(each, now) for each in consumer.flights],
+    }
+
+
+def _without_code(state: dict[str, Any]) -> dict[str, Any]:
+    for worker in state["workers"]:
+        for flight in (
+            *worker["were_stuck"],
+            *(each for one in worker["consumers"] for each in one["flights"]),
+        ):
+            del flight["key"], flight["stack"]
+    return state
+
+
+def _flight(flight: Flight, now: float) -> dict[str, Any]:
+    return {
+        "id": flight.id,
+        "seconds": _age(flight.since, now),
+        "step": flight.step,
+        "attempt": flight.attempt,
+        "stuck": flight.stuck,
+        "key": flight.key,
+        "stack": flight.stack,
     }
 
 

@@ -20,6 +20,7 @@ from onceward.backoff import Backoff
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.failures.board import hold_of
 from onceward.failures.middleware import LOOK, DependencyDown
+from onceward.run.flights import flights_of
 from onceward.run.progress import Progress
 from onceward.run.protocol import ConsumerStatus, WorkerState
 from onceward.run.scoreboard import COUNTS
@@ -39,10 +40,6 @@ CALM = 15.0
 """Seconds without an outage after which the next one counts as the first."""
 PATIENCE = 60.0
 """Seconds that a run with `--drain` waits for a source or a database."""
-
-
-FLIGHTS = 10
-"""Messages in flight that a status names, the oldest."""
 
 
 class SourceUnreachable(Exception):
@@ -209,7 +206,7 @@ class Keeper:
             problem=self._problem,
             waiting=None if backlog is None else backlog.waiting,
             waiting_for=None if backlog is None else backlog.age,
-            flights=progress.oldest(FLIGHTS),
+            flights=flights_of(self.consumer, self._task, progress.deliveries(), time.monotonic()),
             broken=self.broken,
             held=hold.why,
             paused=hold.paused,

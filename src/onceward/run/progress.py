@@ -8,7 +8,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
@@ -43,8 +42,8 @@ class Progress(Middleware):
         """Failed attempts of each delivery that is not settled."""
         self.progress_at = time.monotonic()
         self.asking_since: float | None = None
-        self._fetched_at: dict[int, tuple[float, str]] = {}
-        """When each delivery that is not settled was fetched, and its id."""
+        self._fetched_at: dict[int, tuple[float, Transaction]] = {}
+        """When each delivery that is not settled was fetched."""
         self._lock = threading.Lock()
         self._on_answer = on_answer
         self.source: Any = None
@@ -102,7 +101,7 @@ class Progress(Middleware):
         self.asking_since = None
         if batch:
             with self._lock:
-                self._fetched_at.update((id(each), (now, each.id)) for each in batch)
+                self._fetched_at.update((id(each), (now, each)) for each in batch)
             self.progress_at = now
         self.row[3] = len(self._fetched_at)
         self.count_attempts()
@@ -146,7 +145,7 @@ class Progress(Middleware):
             first = next(iter(self._fetched_at.values()), None)
             return len(self._fetched_at), None if first is None else first[0]
 
-    def oldest(self, number: int) -> list[tuple[str, float]]:
-        """The ids of the oldest deliveries in flight, and when each was fetched."""
+    def deliveries(self) -> list[tuple[Transaction, float]]:
+        """The deliveries in flight, and when each was fetched; the oldest first."""
         with self._lock:
-            return [(id, since) for since, id in islice(self._fetched_at.values(), number)]
+            return [(transaction, since) for since, transaction in self._fetched_at.values()]

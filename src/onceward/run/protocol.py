@@ -58,6 +58,23 @@ class WorkerState(StrEnum):
     ENDED = "ended"
 
 
+class Flight(msgspec.Struct, kw_only=True):
+    """A message in flight."""
+
+    id: str
+    since: float
+    """When it was fetched."""
+    step: str | None = None
+    """None if it has not begun."""
+    attempt: int = 0
+    """From 1; 0 if none runs now."""
+    stuck: bool = False
+    key: str | None = None
+    """By which its consumer keeps order or is limited."""
+    stack: str = ""
+    """Where its code is, if it is stuck or takes long."""
+
+
 class ConsumerStatus(msgspec.Struct, kw_only=True):
     """Status of one consumer of one worker."""
 
@@ -82,8 +99,8 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     """Messages that wait in the outbox, if this is its relay."""
     waiting_for: float | None = None
     """Seconds that the oldest of them has waited."""
-    flights: list[tuple[str, float]] = []
-    """The ids of the oldest in flight, and when each was fetched."""
+    flights: list[Flight] = []
+    """The oldest in flight, and those that are stuck."""
     broken: bool = False
     """It failed and cannot go on."""
     held: str | None = None

@@ -14,7 +14,6 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from enum import IntEnum
 from typing import Protocol
 
@@ -34,7 +33,7 @@ from onceward.run.protocol import (
 )
 from onceward.run.scoreboard import Score
 from onceward.run.totals import Totals
-from onceward.run.worker_process import WorkerProcess
+from onceward.run.worker_process import StuckAttempt, WorkerProcess
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
@@ -47,6 +46,8 @@ MAX_CRASHES = 10
 """Crashes in a row after which a run with `--drain` gives up."""
 HURRY_PATIENCE = 5.0
 """Seconds until a worker that was asked to hurry is killed. It exits by itself before that."""
+STUCK_KEPT = 5
+"""Stuck attempts of ended processes that each place remembers."""
 RELOAD_PATIENCE = 3.0
 """Seconds for work in flight to finish when the code has changed."""
 
@@ -92,10 +93,14 @@ class WorkerSlot:
         """Whether it was asked to make room for new code."""
         self.past: dict[str, Score] = {}
         """What its earlier processes have done, by consumer."""
+        self.were_stuck: list[StuckAttempt] = []
+        """The last attempts on which its earlier processes gave up."""
 
-    def note_end(self, scores: Mapping[str, Score]) -> None:
-        for name, each in scores.items():
+    def note_end(self, process: WorkerProcess) -> None:
+        for name, each in process.scores().items():
             self.past[name] = each.after(self.past.get(name))
+        earlier = [each for each in self.were_stuck if (each.consumer, each.flight.id) not in process.stuck]
+        self.were_stuck = [*earlier, *process.stuck.values()][-STUCK_KEPT:]
 
 
 class Supervisor:
@@ -220,7 +225,7 @@ class Supervisor:
             _log.info("worker %d started, pid %d", place.number, process.pid)
             code = await process.wait()
             place.process = None
-            place.note_end(process.scores())
+            place.note_end(process)
             self.totals.add(process.scores())
             if code != ENDED and self._release is not None:
                 await self._release(f"worker {place.number}", owner, self._stopping)

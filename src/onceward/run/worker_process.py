@@ -8,17 +8,28 @@ import signal
 import sys
 import time
 from contextlib import ExitStack, suppress
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
-from onceward.run.protocol import FAILED, Assignment, WorkerStatus
+from onceward.run.protocol import FAILED, Assignment, Flight, WorkerStatus
 from onceward.run.scoreboard import Score, Scoreboard, new_file
 
 PROGRAM = (sys.executable, "-m", "onceward.run.worker")
 LONGEST_LINE = 1 << 20
 LAST_WORDS = 1.0
 """Seconds to wait for the last status of a worker that crashed: a process it started may keep the pipe open."""
+
+
+class StuckAttempt(NamedTuple):
+    """An attempt that a worker has given up on, as it was last seen."""
+
+    consumer: str
+    pid: int
+    at: float
+    """When, in seconds since 1970."""
+    seen_at: float
+    flight: Flight
 
 
 class WorkerProcess:
@@ -31,6 +42,8 @@ class WorkerProcess:
         self.status: WorkerStatus | None = None
         self.ending = ""
         """How it ended, in words."""
+        self.stuck: dict[tuple[str, str], StuckAttempt] = {}
+        """By consumer and message. Soon after the first the process ends: what it said is all that is known then."""
         self._process = process
         self._scoreboard = scoreboard
         self._control: int | None = control
@@ -70,10 +83,18 @@ class WorkerProcess:
             async for line in lines:
                 self.heard_at = time.monotonic()
                 self.status = msgspec.json.decode(line, type=WorkerStatus)
+                self._note_stuck(self.status)
                 if self.status.exit_code is not None:
                     break  # a process that it started may keep the pipe open
         finally:
             transport.close()
+
+    def _note_stuck(self, status: WorkerStatus) -> None:
+        for each in status.consumers:
+            for flight in each.flights:
+                if flight.stuck:
+                    found = StuckAttempt(each.name, self.pid, time.time(), self.heard_at, flight)
+                    self.stuck[each.name, flight.id] = found
 
     def scores(self) -> dict[str, Score]:
         """What each of its consumers has done so far, also if it is dead."""

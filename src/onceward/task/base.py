@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware, check_middleware
-from onceward.task.deadlines import Clock
+from onceward.task.deadlines import Clock, RunningAttempt
 from onceward.task.settings import EngineSettings
 from onceward.task.slots import IdsInFlight
 
@@ -18,6 +18,7 @@ class Running(Protocol):
 
     def stop(self) -> None: ...
     def hurry(self) -> None: ...
+    def attempts(self) -> list[RunningAttempt]: ...
     @property
     def stuck(self) -> int: ...
 
@@ -147,6 +148,14 @@ class BaseTask:
     def stuck(self) -> int:
         """How many attempts are stuck: asked to stop, given up on, and still running."""
         return sum(call.stuck for call in list(self._engine.running.values()))
+
+    def attempts(self) -> list[RunningAttempt]:
+        """The attempts that run now and can be interrupted: under a time limit, or all if it is `interruptible`."""
+        return [each for call in list(self._engine.running.values()) for each in call.attempts()]
+
+    def begun(self) -> dict[str, str]:
+        """The ids of the transactions that have begun and not ended, each with its step."""
+        return {id: life.step for id, life in list(self._engine.ids.holders.items())}
 
 
 class Task(BaseTask):

@@ -23,6 +23,7 @@ from onceward._sync import as_coroutine, as_function, run_blocking
 from onceward.middleware import Middleware
 from onceward.task.base import BaseTask
 from onceward.task.cancellation import current_token, raise_if_cancelled
+from onceward.task.deadlines import RunningAttempt
 from onceward.task.exceptions import (
     AttemptInterrupted,
     ConsumerLoopTimeoutException,
@@ -184,6 +185,9 @@ class Call:
     @property
     def stuck(self) -> int:
         return self.slots.stuck_now + self.stuck_asking
+
+    def attempts(self) -> list[RunningAttempt]:
+        return self.ports.attempts()
 
     def _wrap(self, step: Step) -> Step:
         """Wrap the step in its middleware. Unwrapped, a default handler is `silent`: it is never called."""

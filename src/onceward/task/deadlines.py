@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from onceward.task.cancellation import CancelToken
 from onceward.task.script import ENDING, Failed, TimeLimit
@@ -63,12 +64,13 @@ class Try(CancelToken):
 class TaskTry(Try):
     """An attempt in a task. The event loop runs one step at a time, so plain attributes are race-free."""
 
-    __slots__ = ("stuck", "task")
+    __slots__ = ("awaited", "stuck", "task")
 
     def __init__(self, work: Work, due: float, limit: TimeLimit, task: asyncio.Task[Any]) -> None:
         super().__init__(work, due, limit)
         self.task = task
         self.stuck = False
+        self.awaited: Any = None
 
     def expire(self) -> bool:
         return True
@@ -82,6 +84,19 @@ class TaskTry(Try):
         return True
 
 
+class RunningAttempt(NamedTuple):
+    """An attempt that runs now, for operators."""
+
+    transaction_id: str
+    step: str
+    number: int
+    """From 0."""
+    stuck: bool
+    """It was asked to stop, did not, and was given up on."""
+    stack: Callable[[], str]
+    """Where its code is."""
+
+
 class Deadlines:
     """The attempts in flight, by the thread or task they run in."""
 
@@ -93,6 +108,14 @@ class Deadlines:
         self._on_expiry = on_expiry
         self.hurried = False
         """Cut off every attempt at a transaction, and make no more."""
+
+    def attempts(self, stack_of: Callable[[Any], str]) -> list[RunningAttempt]:
+        """The attempts at transactions that run now, with the stack of each. From any thread."""
+        return [
+            _describe(this.work, this, partial(stack_of, this))
+            for this in list(self.tries.values())
+            if isinstance(this.work, Life)
+        ]
 
     def check(self, now: float) -> float:
         """Act on what is due, and return when to check next."""
@@ -150,6 +173,14 @@ class Deadlines:
                     this.interrupt()
             else:
                 this.due = inf
+
+
+def _describe(life: Life, this: Try, stack: Callable[[], str]) -> RunningAttempt:
+    stuck = this.expired and life.stuck
+    # Another driver has gone on with a life that is stuck, and is at another step.
+    fields = getattr(life, "stuck_fields", {}) if stuck else {}
+    step, number = fields.get("step", life.step), fields.get("attempt", life.attempt)
+    return RunningAttempt(life.transaction_id, step, number, stuck, stack)
 
 
 class Clock:

@@ -17,8 +17,9 @@ from types import CoroutineType, coroutine
 from typing import Any
 
 from onceward._functions import check_awaitable
+from onceward._process.stacks import coroutine_stack
 from onceward.backoff import LONGEST_SLEEP
-from onceward.task.deadlines import Clock, Deadlines, TaskTry, first_limit, is_too_late
+from onceward.task.deadlines import Clock, Deadlines, RunningAttempt, TaskTry, first_limit, is_too_late
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.groups.ports import AsyncGroupPorts
 from onceward.task.groups.together import WAIT
@@ -125,7 +126,8 @@ class AsyncPorts(AsyncGroupPorts):
         if due < self._deadlines.watch_at:
             self._watch_from(due, now)
         try:
-            reply = await check_awaitable(call(*arguments), call)
+            this.awaited = awaited = check_awaitable(call(*arguments), call)
+            reply = await awaited
         except BaseException as raised:  # noqa: BLE001
             error = raised
         del self._tries[task]
@@ -184,6 +186,9 @@ class AsyncPorts(AsyncGroupPorts):
             self._timer.cancel()
         self._deadlines.watch_at = due
         self._timer = self._loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._check_deadlines)
+
+    def attempts(self) -> list[RunningAttempt]:
+        return self._deadlines.attempts(lambda this: coroutine_stack(this.awaited, self._thread))
 
     def hurry(self) -> None:
         self._call_soon(self._hurry_now)

@@ -21,9 +21,10 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from onceward._process.stacks import thread_stack
 from onceward._sync import run_blocking
 from onceward.backoff import LONGEST_SLEEP
-from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_late
+from onceward.task.deadlines import Clock, Deadlines, RunningAttempt, Try, first_limit, is_too_late
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.groups.together import STUCK, WAIT
 from onceward.task.groups.turns import BlockingTurns
@@ -316,6 +317,9 @@ class BlockingPorts:
                 watchdog = threading.Thread(target=self._watch, name="onceward-watchdog", daemon=True)
                 watchdog.start()
                 self._watchdog = watchdog  # now: `close` joins it
+
+    def attempts(self) -> list[RunningAttempt]:
+        return self._deadlines.attempts(lambda this: thread_stack(this.ident))
 
     def forgive(self, seconds: float) -> None:
         """Telemetry ran outside of attempts, and held up no thread but its own."""

@@ -51,7 +51,9 @@ class Shop:
         Inbox(self.engine).register(self.contract)
         self.users = UsersFile(directory / "users.txt")
 
-    def bury(self, *ids: str, error: str = "boom", **payload: Any) -> None:
+    def bury(
+        self, *ids: str, error: str = "boom", category: Category = Category.BUSINESS, **payload: Any
+    ) -> None:
         transactions = [Transaction(id=each, payload={"id": each, **payload}) for each in ids]
         self.letters.bury(
             *(
@@ -60,7 +62,7 @@ class Shop:
                     origin="here",
                     message_id=each.id,
                     body=encode(each),
-                    category=Category.BUSINESS,
+                    category=category,
                     reason="failed",
                     error=error,
                     attempts=1,
@@ -248,7 +250,8 @@ def test_a_callable_knows_the_users_of_an_application_that_mounts_it(shop: Shop)
 
 POSTS = (
     "/letters/redrive", "/letters/dry-run", "/letters/hold", "/letters/release", "/letters/discard", "/letters/1/edit",
-    "/outbox/retry", "/consumers/charge/check", "/logout", "/login",
+    "/outbox/retry", "/consumers/charge/check", "/consumers/charge/pause", "/consumers/charge/resume", "/logout",
+    "/login",
 )  # fmt: skip
 
 
@@ -314,6 +317,38 @@ def test_the_same_form_twice_acts_once_and_a_set_has_nothing_that_arrived_later(
     assert len(shop.letters.redrives()) == 1
 
 
+@pytest.mark.req("UI-08")
+def test_several_groups_are_one_set_once_the_filter_is_narrow_enough_for_a_redrive(shop: Shop) -> None:
+    shop.bury("a", error="no currency")
+    shop.bury("b", error="no customer")
+    shop.bury("c", error="something else")
+    browser = shop.client()
+    for path in ("/letters", "/letters?consumer=billing", "/letters?text=no"):
+        assert "To act on several groups" in browser.get(path).text, path
+    page = browser.get("/letters?consumer=billing&text=no").text
+    [link] = re.findall(r'href="(/letters/group[^"]+)">All 2 letters together', page)
+    page = browser.get(html.unescape(link)).text
+    fields = dict(
+        re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.partition('id="redrive"')[2])
+    )
+    assert browser.post("/letters/redrive", **fields, root_cause="r", fix_ref="f").status_code == 303
+    assert {each.message_id: str(each.status) for each in shop.letters.find()} == {
+        "a": "redriven", "b": "redriven", "c": "open",
+    }  # fmt: skip
+
+
+@pytest.mark.req("UI-08")
+@pytest.mark.parametrize("category", [Category.POISON, Category.BUSINESS])
+def test_a_set_with_poison_asks_whether_that_is_fixed(shop: Shop, category: Category) -> None:
+    shop.bury("a", error="no currency")
+    shop.bury("b", error="no end", category=category)
+    browser = shop.client()
+    for path in ("/letters/group?consumer=billing&text=no&status=open", "/letters/2"):
+        asks = re.search(r'name="poison_fixed" value="1" required', browser.get(path).text)
+        assert bool(asks) == (category is Category.POISON), path
+    assert "poison_fixed" not in browser.get("/letters/1").text
+
+
 # ── what is shown ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -357,7 +392,7 @@ def test_every_answer_forbids_what_the_console_does_not_serve(shop: Shop) -> Non
         assert "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
-    for path in ("/", "/letters", "/audit", "/search"):
+    for path in ("/", "/letters", "/audit", "/search", "/limits", "/boundary", "/consumers/charge"):
         page = browser.get(path).text
         assert not re.findall(r"<script(?! src)|\son\w+=|\sstyle=|<style", page), path
 

@@ -20,6 +20,9 @@ KINDS = {
     "FileNotFoundError: /var/lib/shop/a-7.json is missing": "<path> is missing",
     "KeyError: 0x7f3a, deadbeef01, -1.5e3": "<hex>, <hex>, <number>",
     "shop.errors.Refused: order-17 refused": "order-<number> refused",
+    "BUSINESS [order-ax7]: order-ax7 has no currency": "<id> has no currency",
+    "SYSTEM [x7]: no x7 in x77": "no <id> in x77",
+    "BUSINESS [order-17]: order-17 refused": "order-<number> refused",
 }
 
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from onceward._secrets import mask_url
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.client.transport import check_url
 from onceward.boundary.links.link import LONGEST_WAIT, ZoneLink
-from onceward.boundary.links.report import LinkStopped
+from onceward.boundary.links.report import LinkState, LinkStopped
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.errors import ConfigurationError
 
@@ -68,6 +69,22 @@ class Links:
             if wanted.get(name) != old.settings:
                 await self._stop(name)
         self.start()
+
+    @property
+    def zone(self) -> str:
+        return self._zone
+
+    def states(self) -> list[LinkState]:
+        """What an operator wants to know of each."""
+        return [
+            msgspec.structs.replace(
+                link.report.state(),
+                source=mask_url(each.url),
+                from_zones=each.from_zones,
+                to_zones=each.to_zones,
+            )
+            for each, link, _ in self._running.values()
+        ]
 
     async def close(self) -> None:
         """Cancel all links. Facts that are appended but not confirmed are sent again, and recognized."""

@@ -6,6 +6,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
 
 from onceward.boundary.links.skips import Skipped
 from onceward.boundary.metrics import BoundaryMetrics
@@ -16,6 +19,10 @@ from onceward.telemetry.logger import OwnLogger
 _log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 
+NOTHING_YET = "nothing yet"
+Word = Literal["starting", "up", "down", "stopped"]
+
+
 class LinkStopped(OncewardError):
     """A fact cannot be taken. All before it are here; it and those after it wait at the source."""
 
@@ -24,6 +31,32 @@ class LinkStopped(OncewardError):
             f"fact {fact.message_id!r} at offset {fact.offset} of the source cannot be taken: {reason}"
         )
         self.fact = fact
+
+
+class LinkState(msgspec.Struct):
+    """A link, as an operator sees it."""
+
+    name: str
+    state: Word
+    """Stopped: a fact blocks it until an operator decides."""
+    problem: str
+    """Why it is not up."""
+    consumer: str
+    """Under which it pulls at the source."""
+    frontier: int
+    """The source's offset up to which everything has arrived."""
+    waiting: int
+    """Facts that it has seen waiting; the source may have more."""
+    lag_seconds: float
+    """The age of the oldest of them; while the source cannot be reached, that which one waiting there could have."""
+    missed: int
+    """Facts that expired at the source before."""
+    source: str = ""
+    """Its URL."""
+    from_zones: tuple[str, ...] = ()
+    """That facts may come from; empty for all."""
+    to_zones: tuple[str, ...] = ()
+    """Facts for others are ignored; empty for all."""
 
 
 class LinkReport:
@@ -47,8 +80,31 @@ class LinkReport:
         self._highest_lag = 0.0
         self._waiting_since = time.time()
         self._stopped_at: StoredFact | None = None
-        self._trouble: str | None = "nothing yet"
+        self._trouble: str | None = NOTHING_YET
+        self._problem = ""
+        self._waiting = 0
         self._gap: Gap | None = None
+
+    def state(self) -> LinkState:
+        up = self._trouble is None
+        lag = max(time.time() - self._waiting_since, 0.0) if self._waiting or not up else 0.0
+        return LinkState(
+            name=self._link,
+            state=self._word(),
+            problem="" if up else self._problem,
+            consumer=self._consumer,
+            frontier=self.frontier,
+            waiting=self._waiting,
+            lag_seconds=lag,
+            missed=self.counts["missed"],
+        )
+
+    def _word(self) -> Word:
+        if self.is_stopped:
+            return "stopped"
+        if self._trouble is None:
+            return "up"
+        return "starting" if self._trouble == NOTHING_YET else "down"
 
     @property
     def is_stopped(self) -> bool:
@@ -63,7 +119,8 @@ class LinkReport:
             held = None
         if held is not None:
             self._stopped_at = None
-        self._backlog.set(len(page.facts))
+        self._waiting = len(page.facts)
+        self._backlog.set(self._waiting)
         self._waiting_since = page.facts[0].appended_at_unix_ms / 1000 if page.facts else time.time()
         self._measure_lag()
         if page.facts and page.gap is None:
@@ -84,6 +141,7 @@ class LinkReport:
     def confirmed(self, offset: int, outcomes: Sequence[str] = ()) -> None:
         """Report the outcome of each fact of a page."""
         self._reached(offset)
+        self._waiting = max(self._waiting - len(outcomes), 0)
         for outcome, count in Counter(outcomes).items():
             self.counts[outcome] += count
             self._metrics.link_facts.labels(self._link, outcome).inc(count)
@@ -100,6 +158,7 @@ class LinkReport:
             _log.info("link %s is up", self._link, extra={"link": self._link, "outcome": "up"})
 
     def failed(self, error: Exception) -> None:
+        self._problem = str(error) if isinstance(error, OncewardError) else f"{type(error).__name__}: {error}"
         if isinstance(error, LinkStopped):
             self._report_stop(error)
             return

@@ -1,4 +1,4 @@
-"""The ASGI application: the service, and pages for operators: /metrics, /stats, /livez and /readyz.
+"""The ASGI application: the service, and pages for operators: /metrics, /stats, /details, /livez and /readyz.
 
 The library answers a request that is not a call (an unknown path, another method than POST, an unknown content type)
 with a bare status. Here it gets the same body as every other error, which says what would work.
@@ -13,6 +13,7 @@ import msgspec
 
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.errors import BoundaryError
+from onceward.boundary.links.manager import Links
 from onceward.boundary.server.access import CERTIFICATE, Certificate, Guard
 from onceward.boundary.server.codecs import BinaryCodec, JsonCodec
 from onceward.boundary.server.pages import OPEN_PAGES, PAGES, BoundaryPages, Page
@@ -29,8 +30,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 class Application:
     """With a guard, only known peers are answered; /livez and /readyz are open to every connection."""
 
-    def __init__(self, boundary: Boundary, guard: Guard | None = None) -> None:
-        self._pages = BoundaryPages(boundary)
+    def __init__(self, boundary: Boundary, guard: Guard | None = None, links: Links | None = None) -> None:
+        self._pages = BoundaryPages(boundary, links)
         self._guard = guard
         self._rpc = BoundaryServiceASGIApplication(
             cast(BoundaryService, BoundaryRpc(boundary, guard)),

@@ -1,4 +1,4 @@
-"""Pages for operators: /metrics, /stats, /livez and /readyz. They answer soon, also while the store does not."""
+"""Pages for operators: /metrics, /stats, /details, /livez and /readyz. They answer soon, even if the store does not."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import msgspec
 
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.errors import Unavailable
+from onceward.boundary.links.manager import Links
+from onceward.boundary.server.details import details_of, first_artifacts
 from onceward.boundary.store import Bounds, Cursor, StoreDurability
 
 ANSWER_WAIT = 1.0
@@ -33,8 +35,9 @@ class StoreState(NamedTuple):
 
 
 class BoundaryPages:
-    def __init__(self, boundary: Boundary) -> None:
+    def __init__(self, boundary: Boundary, links: Links | None = None) -> None:
         self._boundary = boundary
+        self._links = links
         self._asked: dict[str, asyncio.Task[Any]] = {}
 
     async def answer(self, path: str) -> Page:
@@ -81,6 +84,17 @@ class BoundaryPages:
         }
         return 200, JSON, msgspec.json.encode(stats)
 
+    async def details(self) -> Page:
+        store, links = self._boundary.store, self._links
+        size, usage, artifacts = await asyncio.gather(
+            self._ask_or_none("size", store.size),
+            self._ask_or_none("usage", store.objects.usage),
+            self._ask_or_none("artifacts", lambda: first_artifacts(self._boundary)),
+        )
+        zone, states = ("", []) if links is None else (links.zone, links.states())
+        found = details_of(self._boundary, zone, states, size, usage, artifacts)
+        return 200, JSON, msgspec.json.encode(found)
+
     async def livez(self) -> Page:
         return 200, TEXT, b"alive\n"
 
@@ -105,6 +119,12 @@ class BoundaryPages:
             raise Unavailable(f"the store has not answered within {ANSWER_WAIT:g} s")
         answer: T = asked.result()
         return answer
+
+    async def _ask_or_none(self, name: str, question: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        try:
+            return await self._ask(name, question)
+        except Exception:  # noqa: BLE001  then it is unknown
+            return None
 
     async def _durability(self) -> StoreDurability:
         try:
@@ -134,6 +154,7 @@ class BoundaryPages:
 PAGES: dict[str, Callable[[BoundaryPages], Awaitable[Page]]] = {
     "/metrics": BoundaryPages.metrics,
     "/stats": BoundaryPages.stats,
+    "/details": BoundaryPages.details,
     "/livez": BoundaryPages.livez,
     "/readyz": BoundaryPages.readyz,
 }

@@ -100,7 +100,8 @@ class BoundaryWorker:
                 check_every=launch.check_every,
                 broken=self._on_failure,
             ) as live:
-                self._calls = LimitedCalls(Application(boundary, live.guard), launch.limits, boundary.metrics)
+                service = Application(boundary, live.guard, live.links)
+                self._calls = LimitedCalls(service, launch.limits, boundary.metrics)
                 if launch.handshakes is not None:
                     Handshakes(launch.handshakes[0], boundary.metrics).start()
                 opened.set()

@@ -24,18 +24,11 @@ from onceward._files.private import make_directory, open_new
 from onceward.boundary.artifacts import sync_directory
 from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
-from onceward.boundary.store import NO_QUOTA, ObjectQuota
+from onceward.boundary.store import NO_QUOTA, ObjectQuota, ObjectUsage
 from onceward.errors import FileLostError
 
 CHUNK = 256 * 1024
 """Bytes read at once."""
-
-
-class Usage(msgspec.Struct):
-    """How many objects there are, and the bytes of their contents."""
-
-    count: int
-    size: int
 
 
 class FileObjects:
@@ -46,7 +39,7 @@ class FileObjects:
         self._incoming = directory / "incoming"
         self._made: set[Path] = set()
         """Directories whose names are on disk."""
-        self._usage: Usage | None = None
+        self._usage: ObjectUsage | None = None
         self._measuring = asyncio.Lock()
         self.directories: list[OpenFile] = []
         if read_only:
@@ -119,19 +112,22 @@ class FileObjects:
         return ref, self._send(self._content_path(ref.digest.removeprefix("sha256:")))
 
     async def refs(self) -> AsyncIterator[ObjectRef]:
-        for name in sorted(self._names.glob("*/*")):
+        for name in await asyncio.to_thread(lambda: sorted(self._names.glob("*/*"))):
             yield msgspec.json.decode(name.read_bytes(), type=ObjectRef)
 
-    async def _measured(self) -> Usage:
+    async def usage(self) -> ObjectUsage:
+        return msgspec.structs.replace(await self._measured())
+
+    async def _measured(self) -> ObjectUsage:
         """What is stored, and what is being stored. Counted once: no other process stores objects here."""
         async with self._measuring:
             if self._usage is None:
                 self._usage = await asyncio.to_thread(self._measure)
         return self._usage
 
-    def _measure(self) -> Usage:
+    def _measure(self) -> ObjectUsage:
         names = sum(1 for _ in self._names.glob("*/*"))
-        return Usage(names, sum(each.stat().st_size for each in self._content.glob("*/*")))
+        return ObjectUsage(names, sum(each.stat().st_size for each in self._content.glob("*/*")))
 
     async def _receive(
         self, incoming: Path, chunks: AsyncIterator[bytes], count: Callable[[int], None]

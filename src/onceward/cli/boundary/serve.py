@@ -65,10 +65,10 @@ def serve(
 ) -> None:
     """Serve a boundary. It prints its URL as the only line on stdout, and logs to stderr.
 
-    One port answers gRPC, Connect, curl with JSON, and GET for /metrics, /stats, /livez and /readyz. The first SIGTERM
-    or Ctrl-C lets running calls finish, a second one cuts them off; acknowledged facts are durable either way. Peers,
-    links and certificates are reloaded when their files change. Connections, calls, messages, memory and the time to
-    stop have limits: [limits] in --config changes them.
+    One port answers gRPC, Connect, curl with JSON, and GET for /metrics, /stats, /details, /livez and /readyz. The
+    first SIGTERM or Ctrl-C lets running calls finish, a second one cuts them off; acknowledged facts are durable either
+    way. Peers, links and certificates are reloaded when their files change. Connections, calls, messages, memory and
+    the time to stop have limits: [limits] in --config changes them.
 
     Exit code: 0 when stopped; 1 if a part of it failed, so a supervisor restarts it; 130 or 143 if a second signal cut
     calls off; 2 for wrong arguments or a wrong configuration, an address or a store that cannot be used, or a directory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -127,16 +128,26 @@ def _no_cursor(address: Address, name: str, others: list[str]) -> str:
 
 def read_stats(address: Address) -> dict[str, Any]:
     """Return the content of the boundary's /stats page. Raise `ServerUnreachable`."""
+    return _read(address, "/stats", ("first", "last", "consumers"))
+
+
+def read_details(address: Address) -> dict[str, Any]:
+    """Return the content of the boundary's /details page. Raise `ServerUnreachable`."""
+    return _read(address, "/details", ("zone", "log", "retention_seconds", "links", "artifacts"))
+
+
+def _read(address: Address, path: str, fields: Sequence[str]) -> dict[str, Any]:
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import urlopen
 
-    page = f"{server_of(address)}/stats"
+    page = f"{server_of(address)}{path}"
     try:
         with urlopen(page, timeout=ANSWER_SECONDS, context=_trust(address)) as answer:
-            stats: dict[str, Any] = json.load(answer)
-            stats["first"], stats["last"], stats["consumers"]
-            return stats
+            found: dict[str, Any] = json.load(answer)
+            for name in fields:
+                found[name]
+            return found
     except HTTPError as error:
         with error:
             why = _message_in(error.read(10_000)) or f"{error.code} {error.reason}"

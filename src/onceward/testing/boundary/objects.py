@@ -55,6 +55,19 @@ class ObjectCases(StoreSuite):
         assert sum(isinstance(each, ObjectConflict) for each in outcomes) == 7
         assert await _blob(store, "b", "k") == blobs[outcomes.index(kept[0])]
 
+    @pytest.mark.req("UI-21")
+    @with_store
+    async def test_a_store_knows_how_many_objects_it_has_and_how_large_they_are(
+        self, store: BoundaryStore
+    ) -> None:
+        before = await store.objects.usage()
+        for number in range(3):
+            await store.objects.put("b", f"k{number}", _pieces(f"object {number}".encode() * 1000), "")
+        await store.objects.put("b", "k0", _pieces(b"object 0" * 1000), "")
+        after = await store.objects.usage()
+        assert (before.count, after.count) == (0, 3)
+        assert 24_000 <= after.size - before.size < 30_000, "their bytes, and not much around them"
+
     @pytest.mark.req("BC-26")
     @with_store
     async def test_an_object_that_is_not_there_is_not_found(self, store: BoundaryStore) -> None:

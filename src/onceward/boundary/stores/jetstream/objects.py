@@ -22,7 +22,7 @@ import msgspec
 from onceward._nats.connection import CALL_WAIT, ON_ITS_WAY
 from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
-from onceward.boundary.store import NO_QUOTA, ObjectQuota
+from onceward.boundary.store import NO_QUOTA, ObjectQuota, ObjectUsage
 from onceward.boundary.stores.jetstream.connection import JetStreamConnection
 
 CHUNK = 128 * 1024
@@ -137,6 +137,11 @@ class JetStreamObjects:
             raise NotFound(f"there is no object {bucket}/{key}")
         return entry.ref, self._receive(entry)
 
+    async def usage(self) -> ObjectUsage:
+        state = await self._link.info(self._stream)
+        # An object has an entry and, unless it is empty, a subject of its bytes, as an unfinished upload has.
+        return ObjectUsage((state.num_subjects - len(self._uploads) + 1) // 2, state.bytes)
+
     async def refs(self) -> AsyncIterator[ObjectRef]:
         async for entry in self._all_entries():
             if not entry.deleted:
@@ -162,11 +167,10 @@ class JetStreamObjects:
             yield
             return
         async with self._counting:
-            state = await self._link.info(self._stream)
-            quota.check_size(state.bytes, more)
+            used = await self.usage()
+            quota.check_size(used.size, more)
             if another:
-                # An object has an entry and, unless it is empty, a subject of its bytes, as an unfinished upload has.
-                quota.check_count((state.num_subjects - len(self._uploads) + 1) // 2)
+                quota.check_count(used.count)
             yield
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────

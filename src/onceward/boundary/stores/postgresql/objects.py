@@ -14,7 +14,7 @@ from typing import Any
 
 from onceward.boundary.errors import BoundaryError, NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
-from onceward.boundary.store import NO_QUOTA, ObjectQuota
+from onceward.boundary.store import NO_QUOTA, ObjectQuota, ObjectUsage
 from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
 
 CHUNK = 1024 * 1024
@@ -48,6 +48,7 @@ WRITE = """
 UNCOUNT = "UPDATE onceward_boundary_usage SET bytes = bytes - %(size)s"
 COUNT = "UPDATE onceward_boundary_usage SET objects = objects + 1 RETURNING objects"
 USED = "SELECT bytes FROM onceward_boundary_usage"
+USAGE = "SELECT objects, bytes FROM onceward_boundary_usage"
 END = "DELETE FROM onceward_boundary_uploads WHERE content = %s"
 NAME = """
     INSERT INTO onceward_boundary_objects (bucket, key, digest, size, media_type, content)
@@ -103,6 +104,10 @@ class PostgreSqlObjects:
         if not row:
             raise NotFound(f"there is no object {bucket}/{key}")
         return _ref(row[0]), self._send(_ref(row[0]), row[0][5])
+
+    async def usage(self) -> ObjectUsage:
+        [(count, size)] = await self._query(USAGE)
+        return ObjectUsage(count, size)
 
     async def refs(self) -> AsyncIterator[ObjectRef]:
         after = ("", "")
