@@ -155,7 +155,7 @@ def _send(driver: Any, sql: str, values: Any, before: Sequence[str]) -> tuple[in
                 for words in before:
                     driver.execute(words)
                 cursor.execute(sql, values)
-        return cursor.rowcount, cursor.fetchone() if cursor.description else None
+        return cursor.rowcount, cursor.fetchone() if cursor.pgresult.nfields else None
 
 
 async def _send_async(driver: Any, sql: str, values: Any, before: Sequence[str]) -> tuple[int, Any]:
@@ -167,7 +167,7 @@ async def _send_async(driver: Any, sql: str, values: Any, before: Sequence[str])
                 for words in before:
                     await driver.execute(words)
                 await cursor.execute(sql, values)
-        return cursor.rowcount, await cursor.fetchone() if cursor.description else None
+        return cursor.rowcount, await cursor.fetchone() if cursor.pgresult.nfields else None
 
 
 def _sqlstate(error: BaseException) -> str | None:
