@@ -273,7 +273,7 @@ class Simulation(ABC):
                 "onceward.outbox.rows.wall": clock.time,
                 "onceward.task.groups.together.monotonic": self.loop.time,
                 "onceward.task.groups.together.LONGEST": GROUPED,
-                "onceward.task.groups.together.QUICK": GROUPED,
+                "onceward.task.groups.pace.QUICK": GROUPED,
                 "onceward.task.ports_asyncio.monotonic": self.loop.time,
                 "onceward.task.ports_asyncio._outliving": self.loop.outlived,
                 "onceward.boundary.stores.sqlite.time": clock,

@@ -63,8 +63,9 @@ DEFAULT_TIMEOUT: Final = 10.0
 def execute(transaction: DbTransaction, sql: Sql, params: Params | Sequence[Params] | None) -> int:
     if params is not None and not params and not isinstance(params, Mapping):
         return 0  # an empty list; SQLAlchemy would run the statement once, without parameters
-    if isinstance(sql, str) and (params is None or isinstance(params, Mapping)):
-        found = direct(transaction, sql, params or {})
+    words = _words(sql)
+    if words is not None and (params is None or isinstance(params, Mapping)):
+        found = direct(transaction, words, params or {})
         if found is not None:
             return found[0]
     with _result(transaction, sql, params) as result:
@@ -290,6 +291,15 @@ def check_compiled(connection: Connection, cursor: Any, statement: str, *_: Any)
 @lru_cache(500)
 def _text(sql: str) -> TextClause:
     return text(sql)
+
+
+def _words(sql: Sql) -> str | None:
+    """A text, or one in `text(…)` that has neither values nor types nor options. None for everything else."""
+    if isinstance(sql, str):
+        return sql
+    if type(sql) is not TextClause or sql.get_execution_options():
+        return None
+    return sql.text if all(each.required and each.type._isnull for each in sql._bindparams.values()) else None
 
 
 def _rows(result: CursorResult[Any], at_most: int | None = None) -> list[Row]:

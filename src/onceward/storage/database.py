@@ -28,7 +28,7 @@ from onceward._time import wall
 from onceward.backoff import Backoff
 from onceward.db.backends import BACKENDS
 from onceward.db.engines import keep_private
-from onceward.db.operations import key_of
+from onceward.db.operations import key_of, run_first
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 from onceward.storage import migrations
@@ -186,6 +186,10 @@ class Sql:
 
     def run(self, transaction: DbTransaction, sql: str, **values: Any) -> Any:
         return self.on(transaction.connection, sql, **values)
+
+    def run_first(self, transaction: DbTransaction, sql: str, values: dict[str, Any]) -> tuple[int, Any]:
+        """For statements of every event: see `onceward.db.operations.run_first`."""
+        return run_first(transaction, self._statement(sql).text, values)
 
     def many(self, transaction: DbTransaction, sql: str, values: list[dict[str, Any]]) -> None:
         """Run a statement once for each dict of values."""

@@ -17,7 +17,8 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from onceward.task.exceptions import failure_category
-from onceward.task.groups.together import WAIT, HandlerPace, Together, finish, work_together
+from onceward.task.groups.pace import GroupPace
+from onceward.task.groups.together import WAIT, Together, finish, work_together
 from onceward.task.lifecycle import LifePorts, live
 from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
@@ -130,7 +131,7 @@ class Slots:
         self._base = base
         self._watch = plan.watch
         self.grouping = plan.grouping
-        self.pace = HandlerPace(0 if plan.grouping is None else plan.grouping.at_once)
+        self.pace = GroupPace(0 if plan.grouping is None else plan.grouping.at_once)
         self.turns = None if plan.grouping is None else ports.turns(plan.grouping.at_once)
         self._deadline = plan.loop_deadline
         self._hand_over = self._take_over

@@ -22,7 +22,7 @@ from onceward.errors import ConfigurationError
 from onceward.inbox import Contract
 from onceward.inbox.commits.group import CommitGroup
 from onceward.task.exceptions import ExceptionCategory, TransactionException
-from onceward.task.groups import together
+from onceward.task.groups import pace, together
 from onceward.task.settings import EngineSettings
 from onceward.testing.inbox import InboxSuite
 from onceward.testing.inbox.effects import effectful
@@ -51,7 +51,7 @@ class Groups(InboxSuite):
     @pytest.fixture(autouse=True)
     def however_slow_the_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(together, "LONGEST", 1000.0)
-        monkeypatch.setattr(together, "QUICK", 1000.0)
+        monkeypatch.setattr(pace, "QUICK", 1000.0)
 
     def task_of(self, shop: Any, process: Any = write, **more: Any) -> Any:
         task = shop.task(process, **more)
@@ -230,7 +230,7 @@ class Groups(InboxSuite):
     @pytest.mark.req("GC-08")
     def test_slow_handlers_are_not_grouped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(together, "LONGEST", 0.001)
-        monkeypatch.setattr(together, "QUICK", 0.0)
+        monkeypatch.setattr(pace, "QUICK", 0.0)
 
         def process(transaction: Transaction, session: Any) -> None:
             write(transaction, session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import DDL, column, insert, literal_column, select, table, text, update
+from sqlalchemy import DDL, JSON, bindparam, column, insert, literal_column, select, table, text, update
 from sqlalchemy.exc import StatementError
 
 from onceward.db import RowError, SessionError
@@ -48,6 +48,15 @@ def test_a_sequence_of_dicts_runs_the_statement_for_each(stocked: Database, stat
     with stocked.session() as session:
         assert session.execute(statement, [{"id": 4, "item": "a"}, {"id": 5, "item": "b"}]) == 2
         assert session.execute_scalar("SELECT count(*) FROM orders") == 5
+
+
+def test_a_text_keeps_the_types_and_values_that_it_was_given(stocked: Database) -> None:
+    with stocked.session() as session:
+        typed = text(INSERT).bindparams(bindparam("item", type_=JSON(none_as_null=True)))
+        assert session.execute(typed, {"id": 4, "item": {"name": "salt"}}) == 1
+        assert session.execute(text(INSERT).bindparams(item="oil"), {"id": 5}) == 1
+        found = session.fetch_all("SELECT item FROM orders WHERE id > 3 ORDER BY id")
+    assert [row["item"] for row in found] == ['{"name": "salt"}', "oil"]
 
 
 def test_an_empty_sequence_runs_nothing(stocked: Database) -> None:

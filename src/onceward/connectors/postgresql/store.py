@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hashlib import md5, sha256
 from typing import Any
 
-from sqlalchemy import Connection, Engine, TextClause, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import URL
 
 from onceward._process.forks import forks
@@ -24,6 +24,8 @@ from onceward.connectors.postgresql.join import is_joint
 from onceward.connectors.postgresql.lines import PostgreSqlLines
 from onceward.connectors.postgresql.schema import BATCH, CHANNEL, QueueTables, create_tables, find_tables
 from onceward.db.engines import connect_arguments, hide_values
+from onceward.db.operations import run_first
+from onceward.db.transaction import DbTransaction
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
 
@@ -55,7 +57,6 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         self._current = threading.local()
         self._tables: QueueTables | None = None
         self._sql: dict[str, str] = {}
-        self._done: TextClause | None = None
         self._last = -1
         """The last message that was leased here."""
         self._look_back_at = 0.0
@@ -334,16 +335,14 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         """Whether this connection of the application sees the tables of this queue, and may remove a delivery."""
         return self._tables is not None and is_joint(connection, self._tables)
 
-    def remove_in(self, connection: Connection, held: Held, delivered: Transaction) -> bool:
+    def remove_in(self, transaction: DbTransaction, held: Held, delivered: Transaction) -> bool:
         """Remove a delivery in the transaction of the application. Return whether its lease was still ours."""
-        if self._done is None:
-            self._done = text(self.statement(sql.DONE))
         key, token = held
         message = pack([identity_of(delivered)])
         values = {"queue": self.queue, "seq": key, "token": token, "message": message}
-        removed = bool(connection.execute(self._done, values).scalar_one())
+        (removed,) = run_first(transaction, self.statement(sql.DONE), values)[1]
         self._unfolded += removed
-        return removed
+        return bool(removed)
 
     # ── the log
 

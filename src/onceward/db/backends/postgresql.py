@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from math import ceil
 from typing import Any, Final
 
@@ -121,7 +120,7 @@ class PostgreSql:
     ) -> tuple[int, Any] | None:
         lent: Any = connection.connection
         driver = lent.driver_connection
-        if not hasattr(driver, "pipeline") or not _has_pipelines():
+        if not hasattr(driver, "pipeline"):  # not psycopg 3
             return None
         CALLS.begin(lent.dbapi_connection)
         try:
@@ -138,36 +137,20 @@ class PostgreSql:
         connection.execute(select(func.pg_advisory_xact_lock(literal(key, BigInteger)))).close()
 
 
-@cache
-def _has_pipelines() -> bool:
-    from psycopg import Pipeline
-
-    return Pipeline.is_supported()
-
-
 def _send(driver: Any, sql: str, values: Any, before: Sequence[str]) -> tuple[int, Any]:
-    """Send the statements without waiting for an answer in between."""
     with driver.cursor() as cursor:
-        if not before:
-            cursor.execute(sql, values)
-        else:
-            with driver.pipeline():
-                for words in before:
-                    driver.execute(words)
-                cursor.execute(sql, values)
-        return cursor.rowcount, cursor.fetchone() if cursor.description else None
+        for words in before:
+            cursor.execute(words, prepare=False)  # there are many of them, and each is short
+        cursor.execute(sql, values)
+        return cursor.rowcount, cursor.fetchone() if cursor.pgresult.nfields else None
 
 
 async def _send_async(driver: Any, sql: str, values: Any, before: Sequence[str]) -> tuple[int, Any]:
     async with driver.cursor() as cursor:
-        if not before:
-            await cursor.execute(sql, values)
-        else:
-            async with driver.pipeline():
-                for words in before:
-                    await driver.execute(words)
-                await cursor.execute(sql, values)
-        return cursor.rowcount, await cursor.fetchone() if cursor.description else None
+        for words in before:
+            await cursor.execute(words, prepare=False)
+        await cursor.execute(sql, values)
+        return cursor.rowcount, await cursor.fetchone() if cursor.pgresult.nfields else None
 
 
 def _sqlstate(error: BaseException) -> str | None:

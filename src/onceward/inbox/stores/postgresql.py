@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from onceward._ids import day_in
-from onceward.db.operations import key_of, run_first
+from onceward.db.operations import key_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 from onceward.inbox.event import Digest
@@ -80,15 +80,15 @@ class PostgreSqlStore(Store):
         }
         try:
             if not letters:
-                return run_first(transaction, _ADMIT_ONE, values)[0] == 1
-            row = self.run(transaction, _ADMIT_AND_RESOLVE, **values).one()
+                return self.run_first(transaction, _ADMIT_ONE, values)[0] == 1
+            admitted, stale = self.run_first(transaction, _ADMIT_AND_RESOLVE, values)[1]
         except IntegrityError as error:
             if day is not None and getattr(error.orig, "sqlstate", None) == CHECK_VIOLATION:
                 raise MissingDay(day) from error
             raise
-        if row.stale:
+        if stale:
             self._execute(transaction, RESOLVE_LETTER, key, **digest._asdict())
-        return bool(row.admitted)
+        return bool(admitted)
 
     def resolve_letters(
         self, transaction: DbTransaction, consumer_id: str, done: Sequence[tuple[str, Digest]]

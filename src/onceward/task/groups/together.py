@@ -4,7 +4,7 @@ A group takes only what is there, so a single transaction is decided at once. It
 keeps the order: that life goes to its end before the worker takes anything new. If the group as a whole cannot be
 decided, each of its first attempts is made again, by itself.
 
-Handlers that take long, and could run beside each other, are not grouped: each would wait for all.
+Handlers that would do more beside each other are not grouped: see `onceward.task.groups.pace`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 LONGEST: Final = 0.05
 """Seconds after which a group takes no more."""
-QUICK: Final = 0.005
-"""Seconds per handler, on average, up to which groups are always formed."""
-BUSY: Final = 4
-"""Where a commit takes longer than that, as on a busy machine, groups are formed up to its time, but at most up to this
-many times `QUICK`."""
 WAIT: Final[Any] = object()
 """There is no item."""
 STUCK: Final[Any] = object()
@@ -71,24 +66,6 @@ class Grouping(Protocol):
     def unit(self) -> Unit: ...
 
 
-class HandlerPace:
-    """Whether handlers are quick enough to wait for each other: no slower than the commit that each would need."""
-
-    def __init__(self, at_once: int) -> None:
-        self._handler = self._commit = 0.0
-        self._one_by_one = at_once == 1
-        """Handlers wait for each other anyway."""
-
-    @property
-    def quick(self) -> bool:
-        return self._one_by_one or self._handler <= max(QUICK, min(self._commit, BUSY * QUICK))
-
-    def note(self, handler: float, commit: float) -> None:
-        """The seconds of each."""
-        self._handler += (handler - self._handler) / 4
-        self._commit += (commit - self._commit) / 4
-
-
 class Together:
     """One group."""
 
@@ -117,7 +94,7 @@ def work_together(slots: Slots) -> Script[None]:
     ports, pace, turns = slots.ports, slots.pace, slots.turns
     assert turns is not None
     while True:
-        in_turn = pace.quick
+        in_turn = pace.groups
         if in_turn:
             yield turns.take, ()
         item = ports.poll()
@@ -145,6 +122,8 @@ def live_together(slots: Slots, life: Life, *, in_turn: bool) -> Script[bool]:
     replies: list[Any] = []
     until = 0.0
     next_one: Life | None = life
+    slots.pace.begin(unit)
+    began = monotonic()
     while next_one is not None:
         life = next_one
         life.group, life.unit = group, unit
@@ -152,6 +131,7 @@ def live_together(slots: Slots, life: Life, *, in_turn: bool) -> Script[bool]:
         group.lives.append(life)
         reply = yield ports.begin, (life,)
         if reply is STUCK:
+            slots.pace.give_up(unit)
             yield ports.decide, (unit.abandon,)
             if group.claim():
                 slots.take_over_group(group, life)
@@ -163,9 +143,10 @@ def live_together(slots: Slots, life: Life, *, in_turn: bool) -> Script[bool]:
         next_one = None if full or type(reply) in (Failed, Exited) else slots.begin_next()
     group.claim()
     exited = reply if type(reply) is Exited else None
-    began = monotonic()
     decided = yield ports.decide, (unit.decide if exited is None else unit.abandon,)
-    slots.pace.note(unit.seconds / len(replies), monotonic() - began)
+    slots.pace.end(
+        unit, grouped=in_turn, events=len(replies), handlers=unit.seconds, whole=monotonic() - began
+    )
     if in_turn:
         assert slots.turns is not None
         slots.turns.give()

@@ -1,0 +1,2 @@
+-- Only PostgreSQL has partitions.
+SELECT 1;
