@@ -356,13 +356,13 @@ def test_the_exception_handler_of_a_timed_out_lifecycle_has_its_own_time(world: 
 def test_loop_timeout_is_a_plain_timeout_error_that_carries_the_report(world: World) -> None:
     task = world.producer(lambda transaction: FOREVER if transaction.payload == 2 else None)
     with pytest.raises(TimeoutError) as raised:
-        world.produce(task, transactions(10), producing(batch=5, timeout=2 * SHORT))
+        world.produce(task, transactions(10), producing(batch=5, timeout=4 * SHORT))
     assert isinstance(raised.value, ProducerLoopTimeoutException)
     report = raised.value.report
     assert report is not None
     assert (report.succeeded, report.abandoned, report.unstarted) == (2, 1, 2)
     assert report.stop_reason is StopReason.TIMEOUT
-    assert report.duration >= 2 * SHORT
+    assert report.duration >= 4 * SHORT
 
 
 @pytest.mark.req("PE-12", "PE-13")
