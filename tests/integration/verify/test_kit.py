@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from onceward.verify import (
     Verification,
     VerificationError,
     VerificationReport,
+    children,
     examine_consumer,
     verify_consumer,
 )
@@ -308,6 +310,12 @@ def test_a_handler_that_hangs_in_c_code_is_named_too() -> None:
     file, _, number = line_of(consumers.match_forever, "re.match(").rpartition(":")
     assert f'File "{file}", line {number} in match_forever' in stack
     assert "onceward/task" not in stack
+
+
+def test_work_that_hangs_is_named_with_the_limit_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "PREPARING", 0.5)
+    with pytest.raises(children.Hung, match=r"^preparing did not finish within 0\.5 s$"):
+        children.run_in_child(lambda _: threading.Event().wait(), 10.0).value()
 
 
 # ── options and comparison ──────────────────────────────────────────────────────────────────────────────
