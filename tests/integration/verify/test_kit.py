@@ -95,6 +95,15 @@ def test_a_handler_of_process_is_verified_with_its_contract(handler: Any) -> Non
     assert report.code == code_of(handler, contract())
 
 
+@pytest.mark.req("CC-149")
+@pytest.mark.parametrize("handler", [consumers.bill_at_first, consumers.bill_at_first_async])
+def test_a_handler_that_does_nothing_when_an_event_comes_again_is_found(handler: Any) -> None:
+    report = examine(handler, "exceptions", contract=contract())
+    found = failure_of(report, "exceptions")
+    assert "does something else if event.deliveries is more than 1" in found
+    assert "bills: 2 rows missing" in found
+
+
 def test_wrong_and_correct_consumers_on_postgresql_in_asyncio(postgres_url: str) -> None:
     def with_rows(engine: Engine) -> None:
         setup(engine)

@@ -85,6 +85,8 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
             ". With a new process for each attempt it does not: the first attempt left state behind, on self, on the "
             "class or in a module"
         )
+        if hasattr(trial.plan.consumer, "gets_deliveries"):
+            text += ", or the handler does something else if event.deliveries is more than 1"
     return [Finding(text, (*lines, *map(str, failed)))]
 
 
