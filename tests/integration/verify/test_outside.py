@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,3 +153,17 @@ def test_a_correct_handler_is_not_suspected(handler: Any) -> None:
     report = examine(handler, *only, allow=["127.0.0.1"])
     assert [report[name].result for name in only] == [ScenarioStatus.PASSED] * len(only), str(report)
     assert not any(outside.sqlite_queue.counts().values())
+
+
+@pytest.mark.req("CC-063")
+def test_a_directory_that_is_there_is_not_created(tmp_path: Path) -> None:
+    def keeps(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        tmp_path.mkdir(exist_ok=True)
+
+    def creates(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        (tmp_path / event.tracking_id).mkdir(exist_ok=True)  # outside
+
+    assert examine(keeps, "outside-calls").passed
+    assert line_of(creates, "# outside") in failure_of(examine(creates, "outside-calls"), "outside-calls")
