@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,34 @@ def test_a_directory_that_is_there_is_not_created(tmp_path: Path) -> None:
 
     assert examine(keeps, "outside-calls").passed
     assert line_of(creates, "# outside") in failure_of(examine(creates, "outside-calls"), "outside-calls")
+
+
+class Posts:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.me = self  # only the garbage collector ends it
+
+    def __del__(self) -> None:
+        self.path.write_text("collected")  # outside
+
+
+kept = Event
+
+
+@pytest.mark.req("CC-063")
+def test_what_finalizers_do_is_found(tmp_path: Path) -> None:
+    def finalizes(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        weakref.finalize(kept, (tmp_path / "a").write_text, "at the end")  # outside
+
+    def leaves(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        Posts(tmp_path / "b")
+
+    def closes(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        weakref.finalize(kept, len, "harmless")
+
+    assert line_of(finalizes, "# outside") in failure_of(examine(finalizes, "outside-calls"), "outside-calls")
+    assert line_of(Posts, "# outside") in failure_of(examine(leaves, "outside-calls"), "outside-calls")
+    assert examine(closes, "outside-calls").passed
