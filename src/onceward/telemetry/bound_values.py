@@ -72,10 +72,10 @@ class BoundValues:
         names = _names(error, statement)
         for bound in [getattr(error, "params", None)] if is_wrapped else _given(error.__traceback__):
             self._add(_spellings(bound), names)
-        if isinstance(statement, str):
-            self._add(
-                (each for found in _LITERAL.findall(statement) for each in _texts(found.strip("'"))), names
-            )
+        if isinstance(statement, str):  # a literal may also be a name, unless it has many digits
+            literals = (each.strip("'") for each in _LITERAL.findall(statement))
+            long = (each for each in literals if sum(map(str.isdigit, each)) >= SHORTEST_VALUE)
+            self._add((each for literal in long for each in _texts(literal)), names)
 
     def _add(self, spellings: Iterable[str], names: set[str]) -> None:
         for each in spellings:

@@ -142,6 +142,12 @@ def test_a_literal_of_the_statement_is_a_value() -> None:
     assert CARD not in str(error)
 
 
+def test_a_literal_that_names_a_thing_stays() -> None:
+    error = failed("table orders_archive is there", (), "SELECT make_table('orders_archive')")
+    scrub(error)
+    assert str(error.orig) == "table orders_archive is there"
+
+
 def test_what_a_commit_says_has_no_numbers_and_no_quotes() -> None:
     error = failed(f"card {CARD} of 'Ann Smith' declined in 3 s", None, None)
     scrub(error)
