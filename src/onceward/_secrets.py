@@ -17,6 +17,8 @@ SECRET_NAME = re.compile(
         | (?:api|access|account|private|shared|signing|encryption|ssl)[_.-]?key(?!log)"""
 )
 """Finds names of settings and variables whose values are never shown."""
+FILE_NAME = re.compile(r"(?i)creds|ssl_?key|\w*(?<!pro)file")
+"""Finds names of settings whose values are paths. They are not shown either, but their words are those of any text."""
 PATHS = ("sqlite", "memory", "file")
 """Schemes of paths and names, where an @ is part of the name."""
 WEB = ("http", "https", "boundary", "ws", "wss")
@@ -162,12 +164,14 @@ def _mask_port(place: str, found: list[str]) -> str:
 def _mask_query(place: str, found: list[str]) -> str:
     """Mask the settings after the question mark. A piece without a name belongs to the value before it."""
     parts = _SEPARATOR.split(place)
-    is_secret = False
+    setting, is_secret = "", False
     for number in range(2, len(parts), 2):
         name, equals, value = parts[number].partition("=")
+        setting = name if equals else setting
         is_secret = names_secret(name) if equals else is_secret and bool(name)
         if is_secret and (value or not equals):
-            found.append(value if equals else name)
+            if not FILE_NAME.fullmatch(unquote(setting)):
+                found.append(value if equals else name)
             parts[number] = f"{name}={MASK}" if equals else MASK
     return "".join(parts)
 
@@ -180,7 +184,8 @@ def _mask_settings(text: str, found: list[str]) -> str:
         given = (value or quoted).strip("'\"")
         if not names_secret(name or key) or given.lower() in HARMLESS:
             return match[0]
-        found.append(given)
+        if not FILE_NAME.fullmatch(name or key):
+            found.append(given)
         return f"{name}{equals}{MASK}" if name else f'{quotes}{key}{quotes}{colon}"{MASK}"'
 
     return _SETTING.sub(hide, text)

@@ -43,6 +43,21 @@ texts = st.text(st.sampled_from("aZ09%@:/?#&=;,.'\"\\ []{}()<>+-_~$*|é漢🙂\t
 raw = texts.filter(lambda each: not re.fullmatch(r"\d*", each))
 
 
+@pytest.mark.req("CC-147")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://h/ORDERS?creds=/etc/billing-2/production_user.creds",
+        "postgresql://h/db?sslkey=/etc/billing-2/production_user.key",
+        "host=h passfile=/etc/billing-2/production_user",
+    ],
+)
+def test_words_of_a_path_are_not_secrets(url: str) -> None:
+    assert "billing-2" not in mask_url(url)
+    remember(url)
+    assert mask("billing-2 of production_user") == "billing-2 of production_user"
+
+
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """What one test remembers must not hide what another shows."""

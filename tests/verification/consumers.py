@@ -77,6 +77,17 @@ async def bill_async(event: Event, session: Any) -> None:
     await session.execute(INSERT, {"id": event.tracking_id, "total": event.payload["total"]})
 
 
+def bill_at_first(event: Event, session: Any) -> None:
+    """Takes a second delivery for a duplicate, although the first may have failed."""
+    if event.deliveries == 1:
+        bill(event, session)
+
+
+async def bill_at_first_async(event: Event, session: Any) -> None:
+    if event.deliveries == 1:
+        await bill_async(event, session)
+
+
 # ── marks before the work ───────────────────────────────────────────────────────────────────────────────
 
 

@@ -21,7 +21,7 @@ from onceward.connectors.codec import DecodeError, decode
 from onceward.connectors.patience import check_patience
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory, TransactionException, failure_category
-from onceward.telemetry.redaction import redact
+from onceward.telemetry.redaction import message_with_notes, redact
 from onceward.transaction import Transaction
 
 OnFailure = Literal["auto", "dead_letter", "redeliver"]
@@ -331,7 +331,7 @@ def describe_failure(
     if error is None:
         return None, None, msgspec.json.encode(line).decode() + "\n"
     # Text from outside may contain lone surrogates, which no store accepts.
-    text = redact(str(error)).encode("utf-8", "backslashreplace").decode("utf-8")
+    text = redact(message_with_notes(error), error).encode("utf-8", "backslashreplace").decode("utf-8")
     if text:
         line["error"] = text
     category = failure_category(error)

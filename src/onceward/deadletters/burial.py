@@ -23,7 +23,7 @@ from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
 from onceward.task.exceptions import ExceptionCategory, failure_category
 from onceward.task.lifecycle import text_of
-from onceward.telemetry.redaction import redact
+from onceward.telemetry.redaction import redact, redact_shown
 from onceward.transaction import Transaction
 
 LONGEST_ID = 400
@@ -94,7 +94,7 @@ class Burial(msgspec.Struct, frozen=True, kw_only=True):
                 settle(self, field, storable(getattr(self, field))[:LONGEST_ID])
         history: tuple[Failure, ...] = ()
         for each in self.history:
-            history += (Failure(each.at, storable(redact(each.error)), each.attempt, each.category),)
+            history += (Failure(each.at, storable(redact_shown(each.error)), each.attempt, each.category),)
         settle(self, "history", history)
 
 
@@ -114,7 +114,7 @@ def burial_of(
     arrived. The category follows from the error: a `ContractError` is contract (or poison), a BUSINESS failure is
     business, unreadable bytes are contract, anything else is infrastructure.
     """
-    text = error if isinstance(error, str) else text_of(error)
+    text = redact(error) if isinstance(error, str) else text_of(error)
     category = Category(category) if category is not None else _category_of_error(error)
     number = attempts or getattr(thing, "deliveries", None) or max(len(history), 1)
     event, fields = _event_of(thing)

@@ -36,6 +36,7 @@ _VALUES = (
     (re.compile(r"\b0x[0-9a-fA-F]+\b|\b(?=[a-fA-F]*\d)[0-9a-fA-F]{8,}\b"), "<hex>"),
     (re.compile(r"(?<![\w<])[-+]?\d[\d_]*(?:[.,]\d+)*(?:[eE][-+]?\d+)?"), "<number>"),
     (re.compile(r"(?<=[_-])\d+\b"), "<number>"),  # order-17
+    (re.compile(r"(?i)\b(?!(?:utf|sha|u?int|float|base|cp|http|x)\d)[a-z]{1,12}\d{2,}\b"), "<id>"),  # ORD17
 )
 
 

@@ -104,7 +104,9 @@ class _TargetBalance:
                 "by hand"
             )
         if self.gone:
-            self.notes["gone"] = "they were published, and removed after the retention of the outbox"
+            self.notes["gone"] = (
+                "they were published, and removed from the outbox: after its retention, or by hand"
+            )
 
     def _follow_letters(self) -> None:
         lost = []

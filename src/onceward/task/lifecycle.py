@@ -61,7 +61,7 @@ from onceward.task.work import (
 )
 from onceward.telemetry.context import current_work
 from onceward.telemetry.logger import OwnLogger
-from onceward.telemetry.redaction import redact, scrub
+from onceward.telemetry.redaction import message_with_notes, redact, scrub
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
@@ -178,10 +178,10 @@ def message_of(error: TransactionException) -> str:
 
 
 def text_of(error: BaseException | None) -> str:
-    """The type and message of an error, without the values that it quotes."""
+    """The type, message and notes of an error, without the values that it quotes."""
     try:
         scrub(error)
-        message = redact(str(error))
+        message = redact(message_with_notes(error), error)
     except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
         message = "(its message cannot be shown)"
     if isinstance(error, TransactionException):
@@ -430,7 +430,9 @@ def fail_blocked(life: Life) -> Failed:
 
 
 def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
-    error = " ".join(str(decision.error).split())  # on one line: messages of databases can be long
+    error = " ".join(
+        message_with_notes(decision.error).split()
+    )  # on one line: messages of databases can be long
     attempt = life.attempt + 1  # people count from 1
     if decision.delay is not None:
         logger.warning(

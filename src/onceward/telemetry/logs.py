@@ -19,7 +19,7 @@ from opentelemetry import trace
 
 from onceward._text import printable, printable_lines
 from onceward.telemetry.context import current_work
-from onceward.telemetry.redaction import DEEPEST, format_error, redact, scrub
+from onceward.telemetry.redaction import DEEPEST, format_error, redact_line, scrub
 
 FIELDS = ("transaction_id", "task", "step", "attempt", "trace_id", "span_id")
 
@@ -84,7 +84,7 @@ class LineFormatter(logging.Formatter):
             for each in record.args.values() if isinstance(record.args, Mapping) else record.args:
                 if isinstance(each, BaseException):
                     scrub(each)
-        return redact(record.getMessage())
+        return redact_line(record.getMessage())
 
     def fields_of(self, record: logging.LogRecord) -> dict[str, Any]:
         return {name: _without_values(value) for name, value in self._fields(record).items()}
@@ -102,7 +102,7 @@ def _without_values(field: Any, depth: int = 0) -> Any:
     if isinstance(field, BaseException):
         scrub(field)
         field = str(field)
-    return redact(field) if isinstance(field, str) else field
+    return redact_line(field) if isinstance(field, str) else field
 
 
 class JsonLines(LineFormatter):

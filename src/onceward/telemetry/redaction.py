@@ -1,5 +1,7 @@
 """Errors without the values they quote: SQL parameters, rows of a database, input of a validator, passwords.
 
+Values of a failed statement are hidden where `BoundValues` finds them, all others by the words around them.
+
 Their messages end up in logs, spans, dead letters and on terminals, where a card number must not be. What names a thing
 stays: constraints, tables, columns, the statement. `scrub` changes the errors themselves, because handlers and
 exporters of others render them, too; `redact` changes a text, for errors that build their message when asked for it.
@@ -8,12 +10,14 @@ exporters of others render them, too; `redact` changes a text, for errors that b
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from onceward._secrets import mask
+from onceward._secrets import mask, mask_shown
+from onceward.telemetry.bound_values import BoundValues, hide_literals
 
 MOST = 1000
 """Errors of one tree, at most."""
@@ -45,7 +49,6 @@ _PARAMETERS = re.compile(r"\[parameters: (?:.*\]|.*)")
 _STATEMENT = re.compile(
     r"\[SQL: .*?(?=(?:\\n|\s)*(?:\[SQL|\[parameters: |\(Background on )|\Z)|\bLINE \d+: [^\n]*", re.DOTALL
 )
-_LITERAL = re.compile(r"'(?:[^']|'')*'?|\b\d{7,}\b")
 _ROW = re.compile(r"Failing row contains \(.*?(?:\)\.|\)\Z|\Z)", re.DOTALL)
 _KEY = re.compile(r"(Key \([^)\n]*\))=\(.*?\)(?= (?:already|is not|is still|conflicts)|$)", re.DOTALL)
 _QUOTED_INPUT = re.compile(
@@ -55,14 +58,35 @@ _QUOTED_INPUT = re.compile(
 )
 _PYDANTIC = re.compile(r"input_value=.*?(?=, input_type=|\])", re.DOTALL)
 _MSGSPEC = re.compile(r"(Invalid (?:enum )?value) (?:'[^'\n]*'|\"[^\"\n]*\"|-?\d+)")
+_MESSAGE_LINE = re.compile(r"(?m)^(?: *\| )?\S.*$")
+"""A line of a traceback that is not about a place in the code."""
 _IN_QUOTES = re.compile(
     r'(?<!column )(?<!relation )(?<!constraint )(?<!encoding )"[^"]*"|»[^«]*«|«[^»]*»|„[^“]*“'
 )
 
 
-def redact(text: str) -> str:
-    """Remove the values that messages of databases, SQLAlchemy and validators quote, and passwords of URLs."""
+def redact(text: str, about: BaseException | None = None) -> str:
+    """Remove the values that messages of databases, SQLAlchemy and validators quote, and passwords of URLs; if the text
+    is `about` an error, also the values of its statement."""
     text = mask(text)
+    if about is not None:
+        text = BoundValues(_tree(about)).hide(text)
+    return _without_quotes(text)
+
+
+def message_with_notes(error: BaseException | None) -> str:
+    """What an error says, and what was added to it later, as a traceback has it."""
+    notes = getattr(error, "__notes__", ())
+    return "\n".join([str(error), *map(str, notes if isinstance(notes, (list, tuple)) else ())])
+
+
+def redact_shown(text: str) -> str:
+    """`redact` without the secrets that only this process knows: the same in every process, for texts that are
+    compared."""
+    return _without_quotes(mask_shown(text))
+
+
+def _without_quotes(text: str) -> str:
     if _SUSPICIOUS.search(text) is None:
         return text
     if any(label in text for label in LABELS):
@@ -76,26 +100,44 @@ def redact(text: str) -> str:
     return _MSGSPEC.sub(r"\1", text)
 
 
-def hide_literals(sql: str) -> str:
-    """Hide the quoted values and long numbers of a statement."""
-    return _LITERAL.sub("'…'", sql)
-
-
 def scrub(error: BaseException | None) -> None:
     """Remove the values from the message of an error and of all that led to it, or that it contains."""
     if error is None:
         return
     errors = list(_tree(error))
     details = [detail for each in errors for detail in _details(each)]
+    values = BoundValues(errors)
     for each in errors:
         with suppress(Exception):  # a class of the user that cannot be read or changed
-            _scrub(each, details)
+            _scrub(each, details, values)
+
+
+def redact_line(text: str) -> str:
+    """Remove the values from a line of a log, which may quote the error that is being handled."""
+    handled = sys.exception()
+    if handled is not None:
+        errors = list(_tree(handled))
+        said = [_message_of(each) for each in errors]
+        scrub(handled)
+        for each, message in zip(errors, said, strict=True):
+            if message and message in text:
+                text = text.replace(message, _message_of(each))
+    return redact(text)
 
 
 def format_error(error: BaseException) -> str:
     """Format an error with its traceback, like `traceback.format_exception`."""
     scrub(error)
-    return redact("".join(traceback.format_exception(error))).rstrip("\n")
+    text = redact("".join(traceback.format_exception(error))).rstrip("\n")
+    values = BoundValues(_tree(error))  # of errors that build their message when asked for it
+    return _MESSAGE_LINE.sub(lambda found: values.hide(found[0]), text) if values else text
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  of user code
+        return ""
 
 
 def _tree(error: BaseException) -> Iterator[BaseException]:
@@ -142,22 +184,22 @@ def _parameters(error: BaseException) -> Iterator[str]:
                 yield from (text, repr(text)[1:-1])
 
 
-def _scrub(error: BaseException, details: list[str]) -> None:
+def _scrub(error: BaseException, details: list[str], values: BoundValues) -> None:
     changed: Any = error  # user code; what cannot be set raises
     attributes = vars(error)
     if "hide_parameters" in attributes:  # a StatementError of SQLAlchemy
         changed.hide_parameters = True
         if isinstance(changed.statement, str):
             changed.statement = hide_literals(changed.statement)
-    args = tuple(_clean(each, details) for each in error.args)
+    args = tuple(_clean(each, details, values) for each in error.args)
     own = _own_message(error)
     if own is not None:
-        args = (own, *args[1:])
+        args = (values.hide(own), *args[1:])
     if args != error.args:
         error.args = args
     for name, value in list(attributes.items()):
         if isinstance(value, (str, list, tuple, dict)) and name not in ("statement", "params"):
-            clean = _clean(value, details)
+            clean = _clean(value, details, values)
             if clean != value:
                 setattr(changed, name, clean)
 
@@ -174,14 +216,14 @@ def _own_message(error: BaseException) -> str | None:
     return f"{primary}\nHINT:  {hint}" if hint else primary
 
 
-def _clean(value: Any, details: list[str], depth: int = 0) -> Any:
+def _clean(value: Any, details: list[str], values: BoundValues, depth: int = 0) -> Any:
     if depth < DEEPEST and type(value) in (list, tuple):
-        return type(value)(_clean(each, details, depth + 1) for each in value)
+        return type(value)(_clean(each, details, values, depth + 1) for each in value)
     if depth < DEEPEST and type(value) is dict:
-        return {name: _clean(each, details, depth + 1) for name, each in value.items()}
+        return {name: _clean(each, details, values, depth + 1) for name, each in value.items()}
     if not isinstance(value, str):
         return value
     text = redact(value)
     for detail in details:
         text = text.replace(detail, "…")
-    return text
+    return values.hide(text)

@@ -67,22 +67,23 @@ class Watchdog:
         self._report = report
         self._timeout = timeout
         self._file = stack_file
-        self._doing = "preparing"
+        self._doing = ""
+        """What to say of the current piece of work if it does not end."""
         self.coroutine: Coroutine[Any, Any, Any] | None = None
         """The running handler's, in asyncio: while it waits, it is on no thread's stack."""
 
     def start(self) -> None:
-        self.pet(self._doing, PREPARING)
+        self.pet("preparing", PREPARING)
         threading.Thread(target=self._watch, name="onceward-watchdog", daemon=True).start()
 
     def pet(self, doing: str, seconds: float | None = None) -> None:
         """Begin a new piece of work."""
-        self._doing = doing
         limit = self._timeout if seconds is None else seconds
+        self._doing = f"{doing} did not finish within {limit:g} s"
         self._due = time.monotonic() + limit
         self._file.seek(0)
         self._file.truncate()
-        self._file.write(f"{doing}\n")
+        self._file.write(f"{self._doing}\n")
         self._file.flush()
         faulthandler.dump_traceback_later(limit + FALLBACK, file=self._file, exit=True)
 
@@ -102,7 +103,7 @@ class Watchdog:
 
 
 def parse_fallback(written: str) -> tuple[str, str] | None:
-    """The work and the stacks, innermost frames first, if the fallback wrote them; otherwise None."""
+    """What did not end and the stacks, innermost frames first, if the fallback wrote them; otherwise None."""
     doing, _, stacks = written.partition("\n")
     if not stacks:
         return None
@@ -137,11 +138,11 @@ def _format_coroutine(coroutine: Any) -> Iterator[str]:
 
 
 class Hung(Exception):
-    """Work in the child did not finish in time. `stack` shows where it was."""
+    """Work in the child did not finish in time: `what` names it and its limit, `stack` shows where it was."""
 
-    def __init__(self, doing: str, stack: str) -> None:
-        super().__init__(doing)
-        self.doing = doing
+    def __init__(self, what: str, stack: str) -> None:
+        super().__init__(what)
+        self.what = what
         self.stack = stack
 
 

@@ -20,6 +20,7 @@ from sqlalchemy.sql import Select
 
 from onceward._sync import as_coroutine, as_function
 from onceward.db import operations
+from onceward.inbox import EffectRefused
 from onceward.outbox.outbox import HandlerSends
 from onceward.task.base import AsyncTask
 from onceward.verify.children import Watchdog
@@ -53,6 +54,7 @@ class DeliveryBoundary(StrEnum):
     STATEMENT_FAILS = "instead of write"
     AFTER_WRITE = "after write"
     EFFECT_FAILS = "instead of effect"
+    CALL_FAILS = "instead of the first call of a service in effect"
     AFTER_EFFECT = "after effect"
     BEFORE_COMMIT = "before the commit"
     AFTER_COMMIT = "after the commit, before the acknowledgement"
@@ -128,6 +130,8 @@ class Probe:
         """Effects whose call does not read its key, and that nothing reconciles."""
         self.scopes: list[Scope] = []
         """The user's steps of this delivery, with what they started."""
+        self.misjudged: list[str] = []
+        """Effects that were called refused, although the provider gave no answer."""
         self.unsent: BaseException | None = None
         """Why a message was not sent, and none after it."""
         self.returned = False
@@ -230,8 +234,15 @@ class Probe:
 
             async def called(key: str) -> Any:
                 self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)
-                with blockade.in_effect(name), recording(name, key, self.calls):
-                    result = await inner(call)(key)
+                unanswered = self.fault == Fault(DeliveryBoundary.CALL_FAILS, number)
+                made = len(self.calls)
+                try:
+                    with blockade.in_effect(name), recording(name, key, self.calls, unanswered=unanswered):
+                        result = await inner(call)(key)
+                except EffectRefused:
+                    if unanswered and len(self.calls) == made:  # another call may have been refused
+                        self.misjudged.append(name)
+                    raise
                 note_writes()  # allowed here
                 self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result

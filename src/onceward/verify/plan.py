@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -159,11 +160,17 @@ def _as_class(consumer: Any, options: Verification) -> Any:
     handler: Any = consumer
     check_function(handler, f"the handler {handler.__qualname__}", asynchronous=is_async(handler))
 
+    def counted(self: Any, event: Event) -> Event:
+        """As a queue delivers it: the samples have no number."""
+        calls = vars(self).setdefault("calls_of_verification", Counter())
+        calls[event.tracking_id] += 1
+        return msgspec.structs.replace(event, deliveries=calls[event.tracking_id])
+
     def process(self: Any, transaction: Transaction, session: Any) -> Any:
-        return handler(session.event, session)
+        return handler(counted(self, session.event), session)
 
     async def process_async(self: Any, transaction: Transaction, session: Any) -> Any:
-        return await handler(session.event, session)
+        return await handler(counted(self, session.event), session)
 
     asynchronous = is_async(handler)
     members = {
@@ -171,6 +178,7 @@ def _as_class(consumer: Any, options: Verification) -> Any:
         "__qualname__": handler.__qualname__,
         "contract": options.contract or getattr(handler, "contract", None),
         "process_transaction": process_async if asynchronous else process,
+        "gets_deliveries": True,
     }
     return type(handler.__name__, (AsyncConsumerTask if asynchronous else ConsumerTask,), members)
 

@@ -135,8 +135,7 @@ def _run_scenario(trial: Trial, name: str) -> ScenarioResult:
         note = f"{NOT_CHECKED}{reason}"
         return ScenarioResult(name, ScenarioStatus.SKIPPED, time.monotonic() - began, note=note)
     except Hung as hung:
-        limit = trial.plan.options.timeout
-        text = f"{HANGS}: {hung.doing} did not finish within {limit:g} s; it was here"
+        text = f"{HANGS}: {hung.what}; it was here"
         found = Assessment([Finding(text, tuple(hung.stack.rstrip().splitlines()))])
     except Died as death:
         found = Assessment([Finding(f"the consumer ended its process: {death}")])

@@ -62,6 +62,8 @@ class Delivery(msgspec.Struct, frozen=True):
     """Calls of outside services in effects."""
     keyless: tuple[str, ...] = ()
     """Effects whose call does not read its key."""
+    misjudged: tuple[str, ...] = ()
+    """Effects that were called refused, although the provider gave no answer."""
     unsent: str = ""
     """Why a message was not sent, although the handler returned."""
 
@@ -339,6 +341,7 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         _text(probe.result) if isinstance(probe.result, BaseException) else "",
         tuple(probe.calls),
         tuple(probe.keyless),
+        tuple(probe.misjudged),
         "" if probe.unsent is None or not probe.returned else _text(probe.unsent),
     )
 

@@ -18,7 +18,7 @@ from onceward.verify.faults import Fault
 from onceward.verify.plan import VerificationPlan
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
-from onceward.verify.watch import blockade, intrusions
+from onceward.verify.watch import background, blockade, intrusions
 
 Act = Callable[[Stage], Any]
 DIFFERS = "the database differs from that of one clean delivery"
@@ -129,6 +129,7 @@ class Trial:
                 value = act(stage)
                 watchdog.pet("reading the database", PREPARING)
                 rows = stage.rows(self.tables)
+                background.finish()
                 return value, rows, self.tables, intrusions.seen, blockade.seen
 
         return work

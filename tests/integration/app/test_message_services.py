@@ -17,6 +17,7 @@ from onceward.app.build import open_task
 from onceward.app.lifespan import shared_services, shared_services_async
 from onceward.errors import ConfigurationError
 from onceward.inbox import InboxSession
+from onceward.task.exceptions import TransactionException
 from onceward.verify import verify_consumer
 from tests.support.orm_shop import Base, Customer, contract
 
@@ -131,6 +132,76 @@ def test_its_cleanup_comes_before_the_commit_and_belongs_to_the_handler(asynchro
         t.send("take_async", {"id": 3})
         assert t.drain().succeeded == 1
         assert names(t) == ["ann", "cleanup"]
+
+
+@pytest.mark.req("CC-148")
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["threads", "asyncio"])
+def test_a_cleanup_that_fails_after_the_handler_is_in_the_log_and_the_dead_letter(
+    asynchronous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = an_app()
+
+    @app.service(per="message", outside=False)
+    @contextmanager
+    def first() -> Iterator[Rates]:
+        try:
+            yield Rates()
+        finally:
+            raise LookupError("the first stays open")
+
+    @app.service(per="message", outside=False)
+    @contextmanager
+    def second(first: Rates) -> Iterator[Customers]:
+        try:
+            yield Customers(None)  # type: ignore[arg-type]
+        finally:
+            raise RuntimeError("the second stays open")
+
+    def fail() -> None:
+        raise TransactionException("no money", "BUSINESS")
+
+    if asynchronous:
+
+        @app.consumer("memory://orders", contract=contract(), policy=ONCE, name="take")
+        async def take_async(order: dict[str, Any], second: Customers, session: Any) -> None:
+            fail()
+    else:
+
+        @app.consumer("memory://orders", contract=contract(), policy=ONCE)
+        def take(order: dict[str, Any], second: Customers, session: Any) -> None:
+            fail()
+
+    with testing.app(app, setup=Base.metadata.create_all) as t:
+        t.send("take", {})
+        t.drain()
+        letter = t.dead_letters[0]
+    for shown in (letter.error, caplog.text):
+        assert "no money" in shown
+        assert "Then service second (" in shown
+        assert ") could not be closed: RuntimeError: the second stays open" in shown
+        assert ") could not be closed: LookupError: the first stays open" in shown
+
+
+@pytest.mark.req("CC-148")
+def test_a_cleanup_that_ends_the_process_is_not_only_noted() -> None:
+    app = an_app()
+
+    @app.service(per="message", outside=False)
+    @contextmanager
+    def rates() -> Iterator[Rates]:
+        try:
+            yield Rates()
+        finally:
+            raise SystemExit(7)
+
+    @app.consumer("memory://orders", contract=contract(), policy=ONCE)
+    def take(order: dict[str, Any], rates: Rates, session: Any) -> None:
+        raise ValueError("no money")
+
+    with testing.app(app, setup=Base.metadata.create_all) as t:
+        t.send("take", {})
+        with pytest.raises(SystemExit, match="7"):
+            t.drain()
 
 
 @pytest.mark.req("IN-09")

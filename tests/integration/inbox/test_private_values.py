@@ -84,7 +84,25 @@ STYLES = (
     "plain", "implicit", "from None", "text", "repr", "on one line", "argument", "group", "note", "business",
     "own __str__", "driver", "parameters",
 )  # fmt: skip
-FAILURES = ("no owner", "not a number", "missing parameter", "literal", "at commit")
+FAILURES = (
+    "no owner",
+    "not a number",
+    "missing parameter",
+    "literal",
+    "at commit",
+    "raised",
+    "raised at commit",
+)
+RAISES = (
+    "CREATE FUNCTION decline() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE EXCEPTION 'cards: %% declined', upper(NEW.card) "
+    "USING HINT = 'not ' || quote_literal(NEW.card); END $$"
+)
+TRIGGERS = (
+    "CREATE TRIGGER decline BEFORE INSERT ON declined FOR EACH ROW EXECUTE FUNCTION decline()",
+    "CREATE CONSTRAINT TRIGGER decline_late AFTER INSERT ON declined_late DEFERRABLE INITIALLY DEFERRED "
+    "FOR EACH ROW EXECUTE FUNCTION decline()",
+)
 
 
 def statement(failure: str, database: Database) -> tuple[str, dict[str, Any]]:
@@ -96,7 +114,16 @@ def statement(failure: str, database: Database) -> tuple[str, dict[str, Any]]:
         "missing parameter": (INSERT, {"card": CARD}),
         "literal": (f"INSERT INTO cards (card, owner) VALUES ('{CARD}', 'ann')", {}),
         "at commit": ("INSERT INTO late (card) VALUES (:card)", {"card": CARD}),
+        "raised": raised(database, "declined"),
+        "raised at commit": raised(database, "declined_late"),
     }[failure]
+
+
+def raised(database: Database, table: str) -> tuple[str, dict[str, Any]]:
+    """A statement whose error is worded by the database's own code. SQLite quotes values in few messages."""
+    if database.is_sqlite:
+        return "SELECT json_extract('{}', :card) FROM cards", {"card": f"cards-{CARD}"}
+    return f"INSERT INTO {table} (card) VALUES (:card)", {"card": CARD}
 
 
 class Handler:
@@ -141,6 +168,9 @@ def make_tables(engine: Engine, is_sqlite: bool) -> None:
             f"INSERT INTO cards VALUES ('{CARD}', 'ann')",
             f"CREATE TABLE late (card VARCHAR(40) UNIQUE {late})",
             f"INSERT INTO late VALUES ('{CARD}')",
+            "CREATE TABLE declined (card VARCHAR(40))",
+            "CREATE TABLE declined_late (card VARCHAR(40))",
+            *(() if is_sqlite else (RAISES, *TRIGGERS)),
         ):
             connection.exec_driver_sql(sql)
     engine.dispose()
@@ -261,7 +291,7 @@ def test_a_card_number_is_nowhere(
     database: Database, sink: Sink, tmp_path: Path, own_connection: bool
 ) -> None:
     site = Site(database, tmp_path / "own.db" if own_connection else None)
-    sent = [*orders(STYLES, ("taken",)), *orders(("plain", "text"), FAILURES)]
+    sent = [*orders(STYLES, ("taken", "raised")), *orders(("plain", "text"), FAILURES)]
     with record() as recording:
         site.consume(sent)
     stored, predicted, spans = site.stored(), site.predicted(sent), spans_of(recording)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from onceward import ConsumerTask, Transaction
+from onceward import ConsumerTask, EffectRefused, Transaction
 from onceward.inbox import NOT_DONE, Done
 from onceward.verify import ScenarioStatus, VerificationReport, examine_consumer
 from tests.verification.consumers import EVENTS, INSERT, contract, setup, values
@@ -85,3 +86,53 @@ def test_reconcile_that_calls_everything_done_is_found(consumer: Any, found: boo
         report
     )
     assert ("counts as done, and was never called" in str(report)) is found
+
+
+class Declined(Exception): ...
+
+
+class TakesSilenceForANo(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        def call(key: str) -> str:
+            try:
+                return str(cards.charge(5, key=key))
+            except Exception as error:
+                raise EffectRefused("declined") from error
+
+        with suppress(EffectRefused):
+            session.effect("charge", call)
+
+
+class TakesANoForANo(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        def call(key: str) -> str:
+            try:
+                return str(cards.charge(5, key=key))
+            except Declined as error:
+                raise EffectRefused("declined") from error
+            except TimeoutError:
+                return str(cards.charge(5, key=key))  # again
+
+        session.effect("charge", call)
+
+
+class BestEffort(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        def call(key: str) -> None:
+            with suppress(TimeoutError):
+                cards.charge(5, key=key)
+
+        session.effect("charge", call)
+
+
+@pytest.mark.req("CC-150")
+def test_an_effect_that_takes_a_timeout_for_a_refusal_is_found() -> None:
+    (finding,) = examine(TakesSilenceForANo, "exceptions")["exceptions"].findings
+    assert "effect 'charge' of event 'order-1' raised EffectRefused after a TimeoutError" in finding.text
+
+
+@pytest.mark.req("CC-150")
+@pytest.mark.parametrize("consumer", [TakesANoForANo, BestEffort, Charges])
+def test_an_effect_may_decide_what_to_do_without_an_answer(consumer: Any) -> None:
+    report = examine(consumer, "exceptions")
+    assert report["exceptions"].result is ScenarioStatus.PASSED, str(report)

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from onceward.verify import (
     Verification,
     VerificationError,
     VerificationReport,
+    children,
     examine_consumer,
     verify_consumer,
 )
@@ -91,6 +93,15 @@ def test_a_handler_of_process_is_verified_with_its_contract(handler: Any) -> Non
     assert report.passed, str(report)
     assert report.subject == f"tests.verification.consumers:{handler.__name__}"
     assert report.code == code_of(handler, contract())
+
+
+@pytest.mark.req("CC-149")
+@pytest.mark.parametrize("handler", [consumers.bill_at_first, consumers.bill_at_first_async])
+def test_a_handler_that_does_nothing_when_an_event_comes_again_is_found(handler: Any) -> None:
+    report = examine(handler, "exceptions", contract=contract())
+    found = failure_of(report, "exceptions")
+    assert "does something else if event.deliveries is more than 1" in found
+    assert "bills: 2 rows missing" in found
 
 
 def test_wrong_and_correct_consumers_on_postgresql_in_asyncio(postgres_url: str) -> None:
@@ -308,6 +319,12 @@ def test_a_handler_that_hangs_in_c_code_is_named_too() -> None:
     file, _, number = line_of(consumers.match_forever, "re.match(").rpartition(":")
     assert f'File "{file}", line {number} in match_forever' in stack
     assert "onceward/task" not in stack
+
+
+def test_work_that_hangs_is_named_with_the_limit_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "PREPARING", 0.5)
+    with pytest.raises(children.Hung, match=r"^preparing did not finish within 0\.5 s$"):
+        children.run_in_child(lambda _: threading.Event().wait(), 10.0).value()
 
 
 # ── options and comparison ──────────────────────────────────────────────────────────────────────────────

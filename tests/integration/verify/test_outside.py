@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,3 +154,48 @@ def test_a_correct_handler_is_not_suspected(handler: Any) -> None:
     report = examine(handler, *only, allow=["127.0.0.1"])
     assert [report[name].result for name in only] == [ScenarioStatus.PASSED] * len(only), str(report)
     assert not any(outside.sqlite_queue.counts().values())
+
+
+@pytest.mark.req("CC-063")
+def test_a_directory_that_is_there_is_not_created(tmp_path: Path) -> None:
+    def keeps(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        tmp_path.mkdir(exist_ok=True)
+
+    def creates(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        (tmp_path / event.tracking_id).mkdir(exist_ok=True)  # outside
+
+    assert examine(keeps, "outside-calls").passed
+    assert line_of(creates, "# outside") in failure_of(examine(creates, "outside-calls"), "outside-calls")
+
+
+class Posts:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.me = self  # only the garbage collector ends it
+
+    def __del__(self) -> None:
+        self.path.write_text("collected")  # outside
+
+
+kept = Event
+
+
+@pytest.mark.req("CC-063")
+def test_what_finalizers_do_is_found(tmp_path: Path) -> None:
+    def finalizes(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        weakref.finalize(kept, (tmp_path / "a").write_text, "at the end")  # outside
+
+    def leaves(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        Posts(tmp_path / "b")
+
+    def closes(event: Event, session: Any) -> None:
+        outside.save(event, session)
+        weakref.finalize(kept, len, "harmless")
+
+    assert line_of(finalizes, "# outside") in failure_of(examine(finalizes, "outside-calls"), "outside-calls")
+    assert line_of(Posts, "# outside") in failure_of(examine(leaves, "outside-calls"), "outside-calls")
+    assert examine(closes, "outside-calls").passed

@@ -239,7 +239,7 @@ def test_letters_are_found_by_names_that_do_not_depend_on_what_else_the_process_
 ) -> None:
     monkeypatch.setattr(_secrets, "_known", {})
     monkeypatch.setattr(_secrets, "_known_pattern", None)
-    _secrets.remember("nats://h/ORDERS?creds=/etc/billing-2/user.creds")
+    _secrets.remember("redis://u:billing-2@h/orders")
     origin = "postgresql:///run/billing-2:5432/shop/orders"
     burial = burial_of(
         Transaction(id="o1", payload={}), consumer="billing-2", origin=origin, error="no billing-2"
@@ -247,6 +247,17 @@ def test_letters_are_found_by_names_that_do_not_depend_on_what_else_the_process_
     assert (burial.consumer, burial.origin, burial.error) == ("billing-2", origin, "no ***")
     shown = buried(Transaction(id="o1", payload={}), origin="redis://u:hunter2@h/orders")
     assert shown.origin == "redis://u:***@h/orders"
+
+
+@pytest.mark.req("CC-147")
+def test_a_death_is_recognized_by_a_process_that_knows_other_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = dead_message(history=(Failure(AT, "no billing-2", 1), Failure(AT, "at redis://u:hunter2@h/", 2)))
+    before = burial_of_dead(dead, consumer="billing", origin="queue")
+    monkeypatch.setattr(_secrets, "_known", {})
+    monkeypatch.setattr(_secrets, "_known_pattern", None)
+    _secrets.remember("redis://u:billing-2@h/orders")
+    assert burial_of_dead(dead, consumer="billing", origin="queue").history == before.history
+    assert "hunter2" not in str(before.history)
 
 
 AT = "1970-01-01T00:00:07+00:00"

@@ -17,6 +17,7 @@ from onceward._sync import run_blocking
 from onceward.app.injection.parameters import check_guests, shared_kinds
 from onceward.app.services import Injection, Service, Services
 from onceward.errors import ConfigurationError
+from onceward.task.lifecycle import text_of
 
 if TYPE_CHECKING:
     from onceward.db.guests import Kind
@@ -179,7 +180,8 @@ class ScopedCall:
         return self._injection.object(service, self._given, self._taker)
 
     async def close(self, error: BaseException | None) -> None:
-        """Close them in reverse order. The first error counts: the handler's, or that of a cleanup."""
+        """Close them in reverse order. The first error counts: the handler's, or that of a cleanup. Others are its
+        notes, unless they end the process or the task."""
         failure: BaseException | None = None
         while self._leave:
             service, leave = self._leave.pop()
@@ -187,10 +189,15 @@ class ScopedCall:
                 with UserCode(f"service {service}"):
                     await leave(error or failure)
             except BaseException as raised:  # noqa: BLE001  the others are closed all the same
-                if raised is not (error or failure):
+                first = error or failure
+                if raised is first:
+                    continue
+                if first is not None and isinstance(raised, Exception):
+                    first.add_note(f"Then service {service} could not be closed: {text_of(raised)}")
+                else:
                     raised.add_note(f"while service {service} was closed for {self._taker}")
-                    failure = failure or raised
-        if error is None and failure is not None:
+                    failure = raised
+        if failure is not None:
             raise failure
 
 

@@ -20,13 +20,32 @@ MOST_FINDINGS = 4
 
 def exceptions(trial: Trial) -> Assessment:
     faults = choose(trial, handler_faults(trial.most("writes"), trial.most("effects"), "raise"))
-    findings: list[Finding] = []
+    findings = _unanswered(trial)
     for fault in faults:
         run = trial.perform(lambda stage, fault=fault: deliver_all(stage, trial.plan.events, fault))  # type: ignore[misc]
         findings += _findings(trial, fault, run)
         if len(findings) >= MOST_FINDINGS:
             break
     return Assessment(findings, f"at {quantity(len(faults), 'boundary', 'boundaries')}")
+
+
+def _unanswered(trial: Trial) -> list[Finding]:
+    """Effects that take silence for a no. What else a call does then is for it to decide."""
+    effects = trial.most("effects") if _called(trial.deliveries) else 0
+    for number in range(1, effects + 1):
+        fault = Fault(DeliveryBoundary.CALL_FAILS, number)
+        run = trial.perform(lambda stage, fault=fault: deliver_all(stage, trial.plan.events, fault))  # type: ignore[misc]
+        for each in run.value:
+            for name in each.misjudged:
+                return [
+                    Finding(
+                        f"effect {name!r} of event {each.event!r} raised EffectRefused after a TimeoutError {fault}. A "
+                        "timeout or a lost connection is not a refusal: the provider may have done it, and the next "
+                        "attempt or a redrive calls again with a new key. Let it raise, and turn only the provider's "
+                        "own no into EffectRefused"
+                    )
+                ]
+    return []
 
 
 def choose(trial: Trial, faults: list[Fault]) -> list[Fault]:
@@ -85,6 +104,8 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
             ". With a new process for each attempt it does not: the first attempt left state behind, on self, on the "
             "class or in a module"
         )
+        if hasattr(trial.plan.consumer, "gets_deliveries"):
+            text += ", or the handler does something else if event.deliveries is more than 1"
     return [Finding(text, (*lines, *map(str, failed)))]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -19,14 +20,15 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from onceward.verify.watch import intrusions
-from onceward.verify.watch.intrusions import OFF, Background, Intrusion, Scope
+from onceward.verify.watch.intrusions import OFF, Background, Intrusion, Phase, Scope
 
 LINGER = 0.25
 """Seconds that the kit waits for what a handler left running, to see what it does."""
 GRACE = 0.05
+LONGEST_FINALIZER = 5.0
 ADVICE = (
     "nothing waits for it and no transaction covers it: a crash loses it, and a failed attempt does it all the same. "
     "Wait for it before you return, or do its work in session.effect(…)"
@@ -37,6 +39,8 @@ _DATABASES = (*intrusions.SESSIONS, "sqlalchemy.")
 """Their threads serve connections, on which statements are watched."""
 _revived: WeakSet[Executor] = WeakSet()
 _waited_for: set[str] = set()
+_finalizers: list[tuple[Any, Scope, str | None]] = []
+"""Those that user code made in a step, with the step and the line."""
 
 
 def install() -> None:
@@ -49,6 +53,7 @@ def install() -> None:
     for name, position in (("call_soon", 1), ("call_later", 2), ("call_at", 2), ("call_soon_threadsafe", 1)):
         _replace(asyncio.BaseEventLoop, name, partial(_call, position))
     _replace(atexit, "register", _register)
+    _replace(finalize, "__init__", _finalize)
 
 
 def note_left_running(scope: Scope) -> None:
@@ -57,6 +62,21 @@ def note_left_running(scope: Scope) -> None:
         if each.by_user and not each.is_done():
             what = f"started {each.what} that was still running when it returned,"
             intrusions.add(Intrusion(scope.phase, what, each.where, ADVICE))
+
+
+def finish() -> None:
+    """Have finalizers run that the process would run at its end, or whenever memory is collected: they belong to the
+    step that made them."""
+    with intrusions.during(Phase.HANDLER):
+        gc.collect()
+    for finalizer, scope, where in _finalizers:
+        context = copy_context()
+        context.run(intrusions.enter, scope, where)
+        # On a stack without the kit: it is nobody's call.
+        alone = threading.Thread(target=context.run, args=(finalizer,), daemon=True)
+        alone.start()
+        alone.join(LONGEST_FINALIZER)
+    _finalizers.clear()
 
 
 def still_running(scope: Scope) -> Callable[[], bool] | None:
@@ -134,6 +154,13 @@ def _register(real: Any, function: Any, /, *args: Any, **more: Any) -> Any:
     if intrusions.is_user_code(frame):  # libraries have reasons of their own
         intrusions.note("registered work for the end of the process", frame, advice=ADVICE)
     return real(function, *args, **more)
+
+
+def _finalize(real: Any, self: Any, /, *args: Any, **more: Any) -> Any:
+    scope, frame = intrusions.current(), sys._getframe(2)
+    if scope is not None and scope is not OFF and intrusions.is_user_code(frame):
+        _finalizers.append((self, scope, intrusions.find_origin(frame)))
+    return real(self, *args, **more)
 
 
 def _noting(what: str) -> Any:

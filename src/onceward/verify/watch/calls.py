@@ -37,19 +37,25 @@ class OutsideCall(msgspec.Struct, frozen=True):
         return any(KEY in each for each in self.arguments.values())
 
 
-class _Effect(msgspec.Struct, frozen=True):
+class Unanswered(TimeoutError, ConnectionError):
+    """Raised instead of a call of the provider. It says nothing about the other side."""
+
+
+class _Effect(msgspec.Struct):
     name: str
     key: str
     calls: list[OutsideCall]
+    unanswered: bool = False
+    """Whether the next call gets no answer."""
 
 
 _effect: ContextVar[_Effect | None] = ContextVar("onceward_recorded_effect", default=None)
 
 
 @contextmanager
-def recording(name: str, key: str, calls: list[OutsideCall]) -> Iterator[None]:
-    """Record the calls of an effect."""
-    token = _effect.set(_Effect(name, key, calls))
+def recording(name: str, key: str, calls: list[OutsideCall], *, unanswered: bool) -> Iterator[None]:
+    """Record the calls of an effect. The first one is not made if it is to be unanswered."""
+    token = _effect.set(_Effect(name, key, calls, unanswered))
     try:
         yield
     finally:
@@ -58,6 +64,9 @@ def recording(name: str, key: str, calls: list[OutsideCall]) -> Iterator[None]:
 
 def record(name: str, function: Callable[..., Any], args: tuple[Any, ...], more: Mapping[str, Any]) -> None:
     effect = _effect.get()
+    if effect is not None and effect.unanswered:
+        effect.unanswered = False
+        raise Unanswered(f"{name} did not answer")
     if effect is not None:
         given = dict(_parameters(function, args, more))
         named = {each: _text(value, effect.key) for each, value in given.items()}

@@ -362,6 +362,8 @@ def _describe(name: str, arguments: tuple[Any, ...]) -> str | None:
         return f"opened the file {path!r:.200} for writing" if writes else None
     if name == "os.kill" and arguments[1] == 0:
         return None  # it asks whether a process is there
+    if name == "os.mkdir" and arguments[2] == -1 and os.path.isdir(arguments[0]):
+        return None  # it changes nothing, as with exist_ok
     text = WATCHED.get(name)
     return None if text is None else text.format(*(f"{each!r:.200}" for each in arguments))
 
