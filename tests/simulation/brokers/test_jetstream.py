@@ -203,4 +203,4 @@ def nats_url() -> Iterator[str]:
 @pytest.mark.req("ST-18")
 def test_the_model_is_like_the_server(nats_url: str) -> None:
     machine = type("Machine", (JetStreamMachine,), {"url": nats_url})
-    run_state_machine_as_test(machine, settings=settings(max_examples=8, stateful_step_count=20))  # type: ignore[arg-type]
+    run_state_machine_as_test(machine, settings=settings(max_examples=6, stateful_step_count=20))  # type: ignore[arg-type]
