@@ -22,10 +22,19 @@ from tests.simulation.history import Broken
 from tests.simulation.links import LinkWorld
 from tests.simulation.loop import quiet
 from tests.simulation.relays import RelayWorld
-from tests.simulation.remote import PostgreSqlWorld, RedisWorld, ThreadWorld
+from tests.simulation.remote import JetStreamWorld, PostgreSqlWorld, RedisWorld, ThreadWorld
 from tests.simulation.simulation import Simulation
 
-_WORLDS = (ConsumerWorld, FactWorld, LinkWorld, PostgreSqlWorld, RedisWorld, RelayWorld, ThreadWorld)
+_WORLDS = (
+    ConsumerWorld,
+    FactWorld,
+    JetStreamWorld,
+    LinkWorld,
+    PostgreSqlWorld,
+    RedisWorld,
+    RelayWorld,
+    ThreadWorld,
+)
 WORLDS: dict[str, type[Simulation]] = {each.__name__: each for each in _WORLDS}
 SHARE = 20
 """Seeds that a process takes at once."""

@@ -7,8 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from onceward.boundary.consumer.loop import FactLoop
 from onceward.boundary.links.link import ZoneLink
+from onceward.connectors.jetstream.ledger import DeliveryLedger
+from onceward.connectors.jetstream.queue import JetStreamQueue
 from onceward.connectors.leases import LeasingConnector
 from onceward.connectors.redis_streams import scripts
 from onceward.connectors.redis_streams.protocol import StreamQueue
@@ -25,7 +29,7 @@ from tests.simulation.consumers import ConsumerWorld
 from tests.simulation.facts import FactWorld
 from tests.simulation.links import LinkWorld
 from tests.simulation.relays import RelayWorld
-from tests.simulation.remote import PostgreSqlWorld, RedisWorld, ThreadWorld
+from tests.simulation.remote import JetStreamWorld, PostgreSqlWorld, RedisWorld, ThreadWorld
 from tests.simulation.simulation import Simulation
 
 
@@ -166,6 +170,28 @@ def lease_of_stream_ignored() -> Iterator[None]:
 
 
 @contextmanager
+def ack_wait_not_extended() -> Iterator[None]:
+    async def extend(self: Any, transactions: Any) -> None:
+        return
+
+    with patch.object(JetStreamQueue, "extend", extend):
+        yield
+
+
+@contextmanager
+def fence_of_jetstream_ignored() -> Iterator[None]:
+    """A delivery that was overtaken does not notice, and records its outcome."""
+    read = DeliveryLedger.read
+
+    async def read_without_number(self: Any, seq: int) -> Any:
+        state, revision = await read(self, seq)
+        return msgspec.structs.replace(state, number=0), revision
+
+    with patch.object(DeliveryLedger, "read", read_without_number):
+        yield
+
+
+@contextmanager
 def fence_of_relay_ignored() -> Iterator[None]:
     """A relay records the outcome of messages that another has claimed since."""
     names = ("PUBLISH", "GIVE_BACK", "FAIL", "BURY")
@@ -230,6 +256,9 @@ PLANTED: dict[str, tuple[Callable[[], Any], type[Simulation]]] = {
     "redis: lease not extended": (lease_of_stream_not_extended, RedisWorld),
     "redis: lease ignored": (lease_of_stream_ignored, RedisWorld),
     "redis: fence ignored": (fence_of_stream_ignored, RedisWorld),
+    "jetstream: ack before commit": (ack_before_commit, JetStreamWorld),
+    "jetstream: fence ignored": (fence_of_jetstream_ignored, JetStreamWorld),
+    "jetstream: lease not extended": (ack_wait_not_extended, JetStreamWorld),
     "threads: claim not checked": (claim_not_checked, ThreadWorld),
     "threads: commit before effect": (commit_before_effect, ThreadWorld),
     "relay: fence ignored": (fence_of_relay_ignored, RelayWorld),

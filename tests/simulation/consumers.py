@@ -23,6 +23,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
 from onceward import AsyncConsumerTask, ExceptionCategory, Transaction, TransactionException
+from onceward._nats.connection import NatsUnavailable
 from onceward.connectors.lease_rules import LeaseRules
 from onceward.inbox import AsyncInbox, Contract, Inbox
 from onceward.task.mixins.policies import ConsumerPolicy
@@ -35,7 +36,7 @@ from tests.simulation.wire import WireLost
 
 LEASE = 30.0
 RULES = LeaseRules(lease=LEASE, max_deliveries=1000)
-OUTAGES = (WireLost, RedisError, OperationalError)
+OUTAGES = (WireLost, NatsUnavailable, RedisError, OperationalError)
 """What a producer tries again after."""
 CREATED = datetime.fromtimestamp(START, UTC)
 
@@ -70,7 +71,7 @@ class ConsumerWorld(Simulation):
         random = self.random
         self.kind = self.faults.are_kind_to_leases()
         self.workers = random.choice((2, 3))
-        self.mode = random.choice(("transactional", "effectful", "plain"))
+        self.mode = random.choice(("transactional", "effectful", "effectful", "plain"))
         self.contract = None if self.mode == "plain" else contract(self.mode)
         self.policy = ConsumerPolicy.model_validate(
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from onceward.inbox import Inbox
 from tests.simulation.consumers import RULES, ConsumerWorld
 from tests.simulation.loop import Process
 from tests.simulation.simulation import SimulatedClock
+from tests.simulation.sources.jetstream import JetStreamSource
+from tests.simulation.sources.nats import SimulatedNats
 from tests.simulation.sources.postgresql import RowSource
 from tests.simulation.sources.redis import RedisSource
 from tests.simulation.sources.source import Source
@@ -30,6 +33,23 @@ class PostgreSqlWorld(ConsumerWorld):
 
     def make_source(self, folder: Path) -> Source:
         return RowSource(self.wire, self, RULES, self.root)
+
+
+class JetStreamWorld(ConsumerWorld):
+    services = ("nats", "database")
+
+    def make_source(self, folder: Path) -> Source:
+        return JetStreamSource(self.wire, self, RULES, self.root)
+
+    def stand_ins(self, clock: Any) -> dict[str, Any]:
+        return {
+            "onceward._nats.connection.Client": lambda: SimulatedNats(self.source),
+            "onceward._nats.connection.time": clock,
+            "onceward._nats.wire.nats_loop": lambda: self.loop,
+            "onceward.connectors.jetstream.ledger.time": clock,
+            "onceward.connectors.jetstream.queue.time": clock,
+            "onceward.connectors.jetstream.queue.Context": copy_context,
+        }
 
 
 class ThreadWorld(ConsumerWorld):

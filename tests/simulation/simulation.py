@@ -105,6 +105,10 @@ class Simulation(ABC):
     def close(self) -> None:
         """Close what is open outside of the processes."""
 
+    def stand_ins(self, clock: Any) -> dict[str, Any]:
+        """What this world replaces besides what all do, by its name; `clock` stands for the module `time`."""
+        return {}
+
     # ── the run ─────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> History:
@@ -223,7 +227,7 @@ class Simulation(ABC):
         self.loop.kill(process)
 
     def _stop(self, process: Process) -> None:
-        seconds = self.random.choice((0.5, 5.0, 20.0, 45.0))
+        seconds = self.random.choice((0.5, 5.0, 45.0, 45.0))
         self.history.note(process, "stops for %g s", seconds)
         process.stopped = True
 
@@ -238,7 +242,7 @@ class Simulation(ABC):
         self.history.note(process, "has a clock that is off by %g s", process.skew)
 
     def _cut_off(self, process: Process) -> None:
-        service, seconds = self.random.choice(self.services), self.random.choice((1.0, 8.0, 30.0))
+        service, seconds = self.random.choice(self.services), self.random.choice((1.0, 8.0, 45.0))
         self.history.note(process, "cannot reach the %s for %g s", service, seconds)
         process.cut_off.add(service)
 
@@ -277,6 +281,7 @@ class Simulation(ABC):
                 "onceward.task.ports_asyncio.monotonic": self.loop.time,
                 "onceward.task.ports_asyncio._outliving": self.loop.outlived,
                 "onceward.boundary.stores.sqlite.time": clock,
+                **self.stand_ins(clock),
             }.items():
                 patches.enter_context(patch(target, value))
             if self.in_threads:

@@ -20,6 +20,10 @@ HANG = 4.0
 """Seconds after which a caller gives up on a silent service."""
 
 
+QUIET = 0.25
+"""How often nothing happens but deaths: only then it is certain that a lease must not end."""
+
+
 class WireLost(Exception):
     """There is no reply. Whether the request arrived, the caller cannot know."""
 
@@ -45,12 +49,14 @@ class Faults:
         def sometimes(*values: float) -> float:
             return random.choice(values) if random.random() < 0.5 else 0.0
 
+        if random.random() < QUIET:
+            return cls(crash=sometimes(0.005, 0.02), kills=sometimes(5.0, 15.0))
         return cls(
             delay=random.choice((0.001, 0.01, 0.05, 0.3)),
             lost_request=sometimes(0.002, 0.01, 0.05),
             lost_reply=sometimes(0.002, 0.01, 0.05),
             crash=sometimes(0.001, 0.005, 0.02),
-            refused=sometimes(0.1, 0.4),
+            refused=sometimes(0.4, 0.8),
             kills=sometimes(5.0, 15.0),
             stops=sometimes(5.0, 15.0),
             jumps=sometimes(5.0, 15.0),

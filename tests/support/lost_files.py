@@ -44,6 +44,7 @@ LOSSES: dict[str, Change] = {
     "directory deleted": lambda path: shutil.rmtree(path.parent),
     "directory moved": lambda path: path.parent.rename(path.parent.with_name("elsewhere")),
     "replaced by a copy": _replace_by_copy,
+    "emptied": lambda path: os.truncate(path, 0),
 }
 WAL_LOSSES: dict[str, Change] = {
     "wal deleted": lambda path: path.with_name(f"{path.name}-wal").unlink(),

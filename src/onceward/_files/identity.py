@@ -1,13 +1,15 @@
-"""Whether a file that is open is still the one at its path.
+"""Whether a file that is open is still the one at its path, and has something in it.
 
 Deleting or replacing a file does not close it: a process goes on writing to the old one, and what it writes is gone
-when the process is. SQLite notices that only in some of its journal modes.
+when the process is. SQLite notices that only in some of its journal modes. In WAL mode, it does not notice either that
+a file was emptied: it goes on with what it has in memory.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from stat import S_ISREG
 
 from onceward.errors import FileLostError
 
@@ -25,18 +27,19 @@ Identity = tuple[int, int]
 class OpenFile:
     """A file that was just opened. A symlink stands for the file it leads to."""
 
-    __slots__ = ("_held", "identity", "path")
+    __slots__ = ("_held", "_is_database", "identity", "path")
 
     def __init__(self, path: str | os.PathLike[str], *, hold: bool = False) -> None:
         """`hold` for a file that its user may close and open again: a new file could get the inode of a deleted one."""
         self.path = os.fspath(path)
         self._held = None
+        self._is_database = False
         if hold and O_PATH:
             try:
                 # O_PATH, because closing any other descriptor of a file would drop SQLite's locks on it.
                 self._held = os.open(path, O_PATH | os.O_CLOEXEC)
             except OSError as error:
-                raise FileLostError(_describe(self.path, error)) from None
+                raise FileLostError(_describe(self.path, _reason(error))) from None
         self.identity = identity_of(self.path if self._held is None else self._held)
 
     def __del__(self) -> None:
@@ -49,9 +52,16 @@ class OpenFile:
         try:
             found = os.stat(self.path)
         except OSError as error:
-            raise FileLostError(_describe(self.path, error)) from None
+            raise FileLostError(_describe(self.path, _reason(error))) from None
         if (found.st_dev, found.st_ino) != self.identity:
-            raise FileLostError(_describe(self.path, None))
+            raise FileLostError(_describe(self.path, "was replaced by another file"))
+        if found.st_size and not self._is_database:
+            self._is_database = S_ISREG(found.st_mode) and not self.path.endswith(COMPANIONS)
+        elif self._is_database and not found.st_size:  # a companion may be empty
+            raise FileLostError(
+                f"{self.path} was emptied while it was open, and what was in it is lost. Nothing more is acknowledged. "
+                "Stop all processes that use it, and put a copy in its place"
+            )
 
 
 def companions_of(path: str | os.PathLike[str]) -> list[OpenFile]:
@@ -68,11 +78,12 @@ def identity_of(path: str | int) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
-def _describe(path: str, error: OSError | None) -> str:
-    happened = "was replaced by another file"
-    if error is not None:
-        gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
-        happened = "was deleted or moved" if gone else f"cannot be found any more ({error.strerror})"
+def _reason(error: OSError) -> str:
+    gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return "was deleted or moved" if gone else f"cannot be found any more ({error.strerror})"
+
+
+def _describe(path: str, happened: str) -> str:
     if path.endswith(COMPANIONS):
         database = Path(path.rpartition("-")[0])
         return (

@@ -46,9 +46,10 @@ class LazyGroup(TyperGroup):
             _show_flags_plainly(command, ctx)
         return name, command, rest
 
-    def make_context(self, *given: Any, **more: Any) -> Any:
+    def make_context(self, info_name: Any, args: list[str], *given: Any, **more: Any) -> Any:
+        _remember(args)
         with _clean_mistakes():
-            return super().make_context(*given, **more)
+            return super().make_context(info_name, args, *given, **more)
 
     def invoke(self, ctx: Any) -> Any:
         with _clean_mistakes():
@@ -80,6 +81,15 @@ def _without_types(parameters: list[Any]) -> None:
     for each in parameters:
         if getattr(each, "is_flag", False):
             each.metavar = ""
+
+
+def _remember(arguments: list[str]) -> None:
+    """Show no password of a URL, also if it is not where a URL belongs, and only a part of it is quoted."""
+    for url in arguments:
+        if "://" in url or "@" in url:
+            from onceward._secrets import remember
+
+            remember(url.partition("=")[2] if url.startswith("--") else url)
 
 
 @contextmanager

@@ -53,6 +53,8 @@ def new(
     if problem:
         fail(problem, as_json=False, code=MISUSED)
     target = directory or Path(name)
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(target)):
+        fail(f"{target} is a URL, and not a directory; check --dir", as_json=False, code=MISUSED)
     try:
         if target.is_dir() and any(target.iterdir()):
             fail(

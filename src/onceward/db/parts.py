@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from onceward.db.errors import SessionError
-from onceward.db.transaction import CANNOT_END, FORKED, BlockingSessionPort, DbTransaction, SessionState
+from onceward.db.transaction import BlockingSessionPort, DbTransaction, SessionState
 from onceward.task.cancellation import current_token, raise_if_cancelled
 from onceward.task.exceptions import AttemptInterrupted
 
@@ -63,14 +63,9 @@ class PartTransaction(DbTransaction):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End this part: keep it for the commit of the whole, or undo it because of the error."""
-        if self._state in CANNOT_END:
-            self._refuse(CANNOT_END)
-        connection = self._connection
-        assert connection is not None
+        connection = self._leaving()
         if self.is_of_parent:
-            self._state = SessionState.ENDED
-            if error is None:
-                raise SessionError(FORKED)
+            self._leave_to_parent(error)
             return
         lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
         self._forget_canceller()

@@ -193,19 +193,27 @@ class DbTransaction:
         self._state = SessionState.LOST
         self._failure = error
 
+    def _leaving(self) -> Connection:
+        """The connection of a session that may end now."""
+        if self._state in CANNOT_END:
+            self._refuse(CANNOT_END)
+        assert self._connection is not None
+        return self._connection
+
+    def _leave_to_parent(self, error: BaseException | None) -> None:
+        """End it in a forked process, which must not touch the connection."""
+        self._state = SessionState.ENDED
+        if error is None:
+            raise SessionError(FORKED)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Commit, or roll back because of the error. Either way, the connection goes back to its pool."""
-        if self._state in CANNOT_END:
-            self._refuse(CANNOT_END)
-        connection = self._connection
-        assert connection is not None
+        connection = self._leaving()
         if self.is_of_parent:
-            self._state = SessionState.ENDED
             _of_parents.append(connection)
-            if error is None:
-                raise SessionError(FORKED)
+            self._leave_to_parent(error)
             return
         lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
         late = error is None and self.token is not None and self.token.expired

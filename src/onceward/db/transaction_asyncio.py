@@ -69,7 +69,10 @@ class AsyncSessionPort:
 
     async def _finish(self, end: Callable[[], None]) -> None:
         """Wait until the session has ended, even if canceled; then raise the last cancellation."""
-        task = asyncio.create_task(self._in_turn(end))
+        # Without an event loop, as when a coroutine is closed after its loop, this raises before there is a coroutine
+        # that nobody awaits.
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._in_turn(end))
         cancelled: asyncio.CancelledError | None = None
         while not task.done():
             try:
@@ -78,7 +81,7 @@ class AsyncSessionPort:
                 cancelled = error
             if task.cancelled() and not self.transaction.has_ended:
                 # An event loop that is closed cancels every task, also this one, which had not got its turn.
-                task = asyncio.create_task(self._in_turn(end))
+                task = loop.create_task(self._in_turn(end))
         if cancelled is None or task.cancelled():
             return task.result()
         failure = task.exception()

@@ -233,6 +233,28 @@ def test_a_message_that_does_not_arrive_in_time_ends_its_call(server: Served) ->
     assert limited(server, "body") == refused + 3
 
 
+@pytest.mark.req("BC-29")
+def test_an_upload_in_tiny_pieces_ends_at_the_deadline(server: Served) -> None:
+    refused = limited(server, "body")
+
+    def piece(**fields: Any) -> bytes:
+        message = pb.PutObjectChunk(**fields).to_binary()
+        return b"\0" + len(message).to_bytes(4) + message
+
+    with closing(connect(server)) as slow:
+        slow.sendall(head("PutObjectStream", 10**6, "application/connect+proto") + piece(bucket="b", key="k"))
+
+        def has_ended() -> bool:
+            try:
+                slow.sendall(piece(data=b"x"))
+            except OSError:
+                return True
+            return limited(server, "body") > refused
+
+        until(has_ended)
+    assert limited(server, "body") == refused + 1
+
+
 @pytest.mark.req("BC-30")
 def test_more_calls_than_allowed_are_refused_but_not_the_pages_of_operators(server: Served) -> None:
     def status_with_all_calls_running() -> int:

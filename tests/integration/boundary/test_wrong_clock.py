@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import sqlite3
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,14 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward._time import Moment, WatchedClock
+from onceward.boundary import BoundaryClient
 from onceward.boundary.boundary import Boundary, BoundarySettings, tolerance_of
 from onceward.boundary.model import envelope_for, fact_of
 from onceward.boundary.retention import LEAST, Retention
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.cli.main import app
 from onceward.testing.boundary import fact as plain
+from tests.support.boundary.server import served
 from tests.support.processes import LoggedProcess
 from tests.support.wait import until
 from tests.support.wrong_clock import WrongClock
@@ -398,10 +402,58 @@ def test_on_a_real_machine_a_wrong_clock_removes_nothing_until_somebody_confirms
         server.kill()
 
 
+@pytest.mark.req("BC-51")
+@pytest.mark.parametrize(
+    "while_it_serves", [False, pytest.param(True, marks=pytest.mark.long)], ids=["meanwhile down", "serving"]
+)
+def test_a_server_whose_clock_is_set_ahead_keeps_all_facts_and_warns(
+    tmp_path: Path, while_it_serves: bool
+) -> None:
+    place, clock = tmp_path / "data", WrongClock(tmp_path)
+    with served(place, env=clock.env_of_server) as server, BoundaryClient(server.url) as client:
+        for number in range(8):
+            client.append(
+                envelope_for(f"m{number}", from_zone="a", to_zone="b"), fact_of("a:b", "done", number)
+            )
+        until(lambda: _trusted(place) > time.time() - 60)
+        if while_it_serves:
+            clock.set("+8d")
+            until(lambda: "expiry_halted" in server.log, 90.0)  # it looks once a minute
+            client.append(envelope_for("m8", from_zone="a", to_zone="b"), fact_of("a:b", "done", 8))
+            assert stored_facts(place) == 9
+            assert newest_fact(place) < time.time() + HOUR
+            return
+        assert server.end(signal.SIGTERM)[0] == 0
+    clock.set("+8d")
+    with served(place, env=clock.env_of_server) as server:
+        until(lambda: "expiry_halted" in server.log)
+        assert "`onceward boundary trust-clock --store STORE`" in server.log
+        assert stored_facts(place) == 8
+
+
+@pytest.mark.req("BC-51")
+def test_a_server_whose_clock_is_set_back_answers_waits_in_time(tmp_path: Path) -> None:
+    clock = WrongClock(tmp_path)
+    with served(tmp_path / "data", env=clock.env_of_server) as server, BoundaryClient(server.url) as client:
+        assert client.fetch("c").facts == ()
+        began = time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.fetch, "c", wait=2.0)
+            time.sleep(0.5)  # so it waits when the clock is set
+            clock.set("-1h")
+            assert waiting.result(60).facts == ()
+        assert 1.9 < time.monotonic() - began < 30
+
+
+def newest_fact(place: Path) -> float:
+    with closing(sqlite3.connect(place / "boundary.db")) as connection:
+        return float(connection.execute("SELECT max(appended_at) FROM facts").fetchone()[0]) / 1000
+
+
 def _trusted(place: Path) -> float:
     with closing(sqlite3.connect(place / "boundary.db")) as connection:
         found = connection.execute("SELECT moment FROM trusted").fetchone()
-        return float(json.loads(found[0])["at"])
+        return float(json.loads(found[0])["at"]) if found else 0.0
 
 
 @pytest.mark.req("BC-52")

@@ -188,6 +188,51 @@ def test_a_late_outcome_of_another_process_changes_nothing(
 
 
 @pytest.mark.req("NJ-03")
+@pytest.mark.parametrize("is_tidy", [False, True], ids=["an older message runs", "its record was removed"])
+def test_a_late_failure_makes_no_dead_letter_of_a_message_that_another_has_done(
+    nats_url: str, stream: str, timed: JetStreamTime, is_tidy: bool
+) -> None:
+    moment = [0.0]
+    with (
+        JetStreamConnector(nats_url, stream, clock=lambda: moment[0]) as slow,
+        JetStreamConnector(nats_url, stream) as other,
+    ):
+        slow.dispatch_transactions(numbered(2))
+        late = slow.fetch_transactions(2)
+        moment[0] = 61.0
+        timed.advance(61.0)
+        again = other.fetch_transactions(2)
+        other.settle_transactions(done(*again) if is_tidy else done(again[1]))
+        if is_tidy:
+            with JetStreamConnector(nats_url, stream) as third:
+                assert third.fetch_transactions(1) == []
+                until(third._queue._home.tidying.done)  # type: ignore[union-attr]
+        slow.settle_transactions([Settlement(late[1], Verdict.FAILED, BUSINESS)])
+        assert other.counts() == {"ready": 0, "leased": 0 if is_tidy else 1, "dead": 0}
+
+
+@pytest.mark.req("NJ-03")
+def test_records_of_messages_that_ended_are_removed_while_it_runs(
+    nats_url: str, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onceward.connectors.jetstream.home.TIDY_AFTER", 2)
+    with JetStreamConnector(nats_url, stream) as source:
+        source.dispatch_transactions(numbered(3))
+        source.settle_transactions(
+            [Settlement(each, Verdict.RETURNED) for each in source.fetch_transactions(3)]
+        )
+        source.settle_transactions(done(*source.fetch_transactions(3)))
+
+        def records() -> int:
+            found: int = on_nats(
+                nats_url, lambda js: js.stream_info(f"{stream}-onceward-onceward")
+            ).state.messages
+            return found
+
+        until(lambda: records() == 0)
+
+
+@pytest.mark.req("NJ-03")
 def test_a_late_success_counts_if_nobody_else_had_the_message_even_if_its_acknowledgment_is_lost(
     nats_url: str, stream: str, timed: JetStreamTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

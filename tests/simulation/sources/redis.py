@@ -20,7 +20,7 @@ from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisS
 from onceward.connectors.redis_streams.base import StreamConnector
 from tests.simulation.brokers.redis import Id, ModelRedis, Pending, Stream, entries_of, show
 from tests.simulation.loop import START, Process
-from tests.simulation.sources.source import Source, Watcher
+from tests.simulation.sources.source import RestartingSource, Watcher
 from tests.simulation.threads import block
 from tests.simulation.wire import Wire, WireLost
 
@@ -99,28 +99,17 @@ def begin(
     connector._queue.consumer = f"{process.name}-{source.next_number():012}"
 
 
-class RedisSource(Source):
+class RedisSource(RestartingSource):
     name = "redis"
 
     def __init__(self, wire: Wire, watcher: Watcher, rules: LeaseRules, root: Process) -> None:
-        random = wire.random
-        self.wire = wire
-        self.root = root
-        self.late = random.choice((0.0, 0.0, 0.01, 0.05))
-        """How often a request arrives after its sender has given up."""
-        self._restarts = random.choice((0.0, 0.0, 4.0, 12.0))
-        """Seconds between two restarts of the server, on average; 0 is never."""
-        self._loses = bool(self._restarts) and random.random() < 0.5
-        self._watcher = watcher
-        self._rules = rules
-        self._is_down = False
+        super().__init__(wire, watcher, rules, root)
         self._waiting: dict[asyncio.Future[None], str] = {}
         self._lost: set[str] = set()
         self._number = 0
         self.model = ModelRedis(lambda: START + wire.loop.time())
         self.model.changed = self._changed
-        self._synced: Any = self._state()
-        watcher.kind = watcher.kind and not (self.late or self._restarts)
+        self.sync()
 
     def next_number(self) -> int:
         self._number += 1
@@ -152,7 +141,7 @@ class RedisSource(Source):
         return self._execute(process, commands)
 
     def serve_late(self, process: Process, commands: Sequence[Any], what: str) -> None:
-        if not self._is_down:
+        if not self.is_down:
             self.wire.history.note(process, "%s: %s arrives only now", self.name, what)
             self._execute(process, commands)
 
@@ -164,36 +153,19 @@ class RedisSource(Source):
         return replies
 
     def _check_up(self) -> None:
-        if self._is_down:
+        if self.is_down:
             raise redis.exceptions.ConnectionError("connection refused: redis is down")
 
-    async def fail(self) -> None:
-        """Restart now and then."""
-        if not self._restarts:
-            return
-        random, loop = self.wire.random, self.wire.loop
-        restarts_at = random.expovariate(1 / self._restarts)
-        while True:
-            await asyncio.sleep(1.0)
-            if loop.time() >= restarts_at:
-                await asyncio.sleep(random.random() * 0.9)
-                self._crash()
-                await asyncio.sleep(random.choice((0.2, 3.0)))
-                self._come_back()
-                restarts_at = loop.time() + random.expovariate(1 / self._restarts)
-            self._synced = self._state() if self._loses else None
+    def sync(self) -> None:
+        self._synced = self.model.snapshot(), dict(self._watcher.ends), dict(self._watcher.holders)
 
-    def _crash(self) -> None:
-        self.wire.history.note(self.name, "crashes")
-        self._is_down = True
+    def crash(self) -> None:
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_exception(redis.exceptions.ConnectionError("Connection closed by server."))
 
-    def _come_back(self) -> None:
-        self._is_down = False
-        if not self._loses:
-            self.wire.history.note(self.name, "is back")
+    def come_back(self) -> None:
+        if not self._forgets:
             self.model.restart(self.model.snapshot())
             return
         before = self._bodies()
@@ -203,15 +175,7 @@ class RedisSource(Source):
         self._watcher.holders = dict(holders)
         gone = {id_ for entry, id_ in before.items() if entry not in self._bodies()}
         self._lost |= gone
-        self.wire.history.note(self.name, "is back without its last second: %s", sorted(gone))
-
-    def _state(self) -> Any:
-        return self.model.snapshot(), dict(self._watcher.ends), dict(self._watcher.holders)
-
-    def calm_down(self) -> None:
-        self.late = 0.0
-        if self._is_down:
-            self._come_back()
+        self.wire.history.note(self.name, "has lost %s", sorted(gone))
 
     # ── what is seen ────────────────────────────────────────────────────────────────────────────────────
 

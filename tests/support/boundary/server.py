@@ -74,9 +74,11 @@ def boundary_process(directory: Path, *options: str) -> Iterator[str]:
 class Served(LoggedProcess):
     """`onceward boundary serve`, with its log and its end."""
 
-    def __init__(self, data: Path, *options: str, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, data: Path, *options: str, command: Sequence[str] = COMMAND, env: dict[str, str] | None = None
+    ) -> None:
         command = [*command, "serve", "--listen", "127.0.0.1:0", "--data", str(data), *options]
-        super().__init__(command, data.parent / f"{data.name}.log", stdout=subprocess.PIPE)
+        super().__init__(command, data.parent / f"{data.name}.log", stdout=subprocess.PIPE, env=env)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
 
@@ -89,8 +91,10 @@ class Served(LoggedProcess):
 
 
 @contextmanager
-def served(data: Path, *options: str, command: Sequence[str] = COMMAND) -> Iterator[Served]:
-    made = Served(data, *options, command=command)
+def served(
+    data: Path, *options: str, command: Sequence[str] = COMMAND, env: dict[str, str] | None = None
+) -> Iterator[Served]:
+    made = Served(data, *options, command=command, env=env)
     try:
         yield made
     finally:

@@ -128,5 +128,21 @@ def test_the_password_of_a_store_is_not_shown(url: str) -> None:
     assert problems == []
 
 
+@pytest.mark.req("ST-05")
+@pytest.mark.parametrize("url", [*DATABASES, *SOURCES, *BOUNDARIES])
+def test_the_password_of_a_url_where_none_belongs_is_not_shown(url: str) -> None:
+    calls = [
+        ("trace", url),
+        ("new", url),
+        ("dlq", "show", url, "--database", "sqlite:///x.db"),
+        ("dlq", "list", "--id", url),
+        ("dlq", "list", "--consumer", url, "--database", "sqlite:///x.db"),
+        ("boundary", "fetch", "--consumer", url, "--url", f"http://{DEAD}"),
+    ]
+    if "://" in url:
+        calls.append(("new", "shop", "--dir", url))
+    assert [each for arguments in calls for each in shown(arguments)] == []
+
+
 def write_app(database: str | None, source: str) -> None:
     Path("shop_with_secrets.py").write_text(APP.format(database=database, source=source))

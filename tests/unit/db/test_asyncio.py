@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from onceward.db import AsyncDbSession, SessionError
+from onceward.db.transaction_asyncio import AsyncSessionPort
 
 INSERT = "INSERT INTO db_tasks (id) VALUES (:id)"
 Test = Callable[[AsyncEngine], Awaitable[None]]
@@ -221,3 +224,17 @@ def test_a_session_that_waits_for_a_connection_can_be_cancelled(run: Run) -> Non
         assert await count(engine) == 1
 
     run(test)
+
+
+@pytest.mark.req("QC-14")
+def test_a_session_that_is_closed_without_its_event_loop_leaves_no_coroutine_behind(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/test.db")
+    leaving = AsyncSessionPort(engine, "AsyncDbSession").__aexit__(None, None, None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            leaving.send(None)
+        del leaving
+        gc.collect()
+
+    assert not [each for each in caught if "never awaited" in str(each.message)]

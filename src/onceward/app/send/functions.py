@@ -28,8 +28,8 @@ Result = TypeVar("Result", covariant=True)
 Returned = TypeVar("Returned")
 
 
-class ConsumerFunction(Protocol[Arguments, Result]):
-    """A function decorated with `@app.consumer`. Called, it is the function; nothing is sent."""
+class DecoratedFunction(Protocol[Arguments, Result]):
+    """What stays of a function or method when it is decorated: it can be called."""
 
     @property
     def __name__(self) -> str: ...
@@ -38,8 +38,12 @@ class ConsumerFunction(Protocol[Arguments, Result]):
     def __get__(self, instance: None, owner: Any, /) -> Self: ...
     @overload
     def __get__(
-        self: ConsumerFunction[Concatenate[Any, Rest], Returned], instance: object, owner: Any, /
+        self: DecoratedFunction[Concatenate[Any, Rest], Returned], instance: object, owner: Any, /
     ) -> Callable[Rest, Returned]: ...
+
+
+class ConsumerFunction(DecoratedFunction[Arguments, Result], Protocol[Arguments, Result]):
+    """A function decorated with `@app.consumer`. Called, it is the function; nothing is sent."""
 
     def send(self, message: Any, /, *, id: str | None = None) -> str:
         """Send a message to the consumer's source, and return its id. It is in the source when this returns.
@@ -63,18 +67,8 @@ class ConsumerFunction(Protocol[Arguments, Result]):
         ...
 
 
-class ProducerFunction(Protocol[Arguments, Result]):
+class ProducerFunction(DecoratedFunction[Arguments, Result], Protocol[Arguments, Result]):
     """A function decorated with `@app.producer`. Called, it is the function; nothing is sent."""
-
-    @property
-    def __name__(self) -> str: ...
-    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result: ...
-    @overload
-    def __get__(self, instance: None, owner: Any, /) -> Self: ...
-    @overload
-    def __get__(
-        self: ProducerFunction[Concatenate[Any, Rest], Returned], instance: object, owner: Any, /
-    ) -> Callable[Rest, Returned]: ...
 
     def send(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Report:
         """`app.produce(function, …)`: call it, and send what it returns or yields."""

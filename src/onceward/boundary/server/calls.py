@@ -17,6 +17,8 @@ from onceward.boundary.server.limits import Limits
 
 FREE = 64 * 1024
 """Bytes of a message that do not count: small calls work while large ones are refused."""
+LEAST = 16 * 1024
+"""Bytes of an upload in pieces that arrive within the time for a body: tiny ones would keep it open without end."""
 LARGE = 1024 * 1024
 FRAMED = (b"application/grpc", b"application/connect+")
 """Content types of calls in which each message has a prefix."""
@@ -91,6 +93,8 @@ class _Messages:
         self._size = 0
         """Bytes of the message that is arriving."""
         self._counted = 0
+        self._since = 0
+        """Bytes since the deadline was set."""
         self._waiting: asyncio.Future[dict[str, Any]] | None = None
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + calls.limits.body
@@ -145,7 +149,7 @@ class _Messages:
         self._counted = size
 
     def _follow(self, body: bytes) -> None:
-        """Find where messages end. The next one has its own deadline, and its own size."""
+        """Find where messages end. The next one has its own size, and its own deadline if there was enough in it."""
         at = 0
         while at < len(body):
             if not self._missing:
@@ -160,7 +164,9 @@ class _Messages:
             at += part
             self._size += part
             self._missing -= part
-            if not self._missing:
+            self._since += part
+            if not self._missing and self._since >= LEAST:
+                self._since = 0
                 self._deadline = self._loop.time() + self._calls.limits.body
 
 

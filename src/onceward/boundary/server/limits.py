@@ -15,7 +15,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     headers: float = 10.0
     """For a TLS handshake, and then for the headers of a request."""
     body: float = 60.0
-    """For each message of a call to arrive. A call in one message has one."""
+    """For each message of a call to arrive. A call in one message has one; smaller pieces than 16 KiB share it."""
     idle: float = 300.0
     """Until a connection without a call is closed, and a call on which no byte moves in either direction."""
     body_memory: int = 64 * 1024 * 1024

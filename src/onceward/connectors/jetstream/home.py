@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 
+from onceward._nats.connection import NatsUnavailable
 from onceward.connectors.jetstream import places
 from onceward.connectors.jetstream.ledger import DeliveryLedger
 from onceward.connectors.jetstream.line import QueueLine
 
 NOT_READ = places.StreamSettings()
+TIDY_AFTER = 100
+"""Messages with a state that were acknowledged, after which states are removed."""
 
 
 class QueueHome:
@@ -26,7 +30,24 @@ class QueueHome:
         self.settings = NOT_READ
         self.consumes = False
         self.tidying: asyncio.Task[None] | None = None
+        self._ended = 0
+        """Messages with a state that were acknowledged since states were removed."""
         self._subject = ""
+
+    def tidy(self) -> None:
+        """Remove states that nobody needs, in the background."""
+        self._ended = 0
+        self.tidying = asyncio.create_task(self._tidy())
+
+    def tidy_after(self, ended: int) -> None:
+        """So many messages with a state were acknowledged."""
+        self._ended += ended
+        if self._ended >= TIDY_AFTER and self.tidying is not None and self.tidying.done():
+            self.tidy()
+
+    async def _tidy(self) -> None:
+        with suppress(NatsUnavailable):  # the next one does it
+            await self.ledger.tidy()
 
     async def publishes_to(self, stream: str, given: str | None) -> str:
         self._subject = self._subject or await places.find_subject(self.link, stream, self.settings, given)

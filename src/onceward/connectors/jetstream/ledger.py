@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from onceward._nats.connection import NatsConnection, token
+from onceward.connectors.jetstream import places
 from onceward.connectors.jetstream.letters import JetStreamLetters
 from onceward.connectors.jetstream.line import PulledMessage
 from onceward.connectors.jetstream.records import (
@@ -100,8 +101,9 @@ class DeliveryLedger:
         held.revision = revision
         return held
 
-    async def record(self, held: HeldMessage, change: Change) -> bool:
-        """Change the state of a message. Return False if a newer delivery owns it."""
+    async def record(self, held: HeldMessage, change: Change, *, is_certain: bool = True) -> bool:
+        """Change the state of a message. Return False if a newer delivery owns it, or has ended it; `is_certain` says
+        that there can be none."""
         subject, revision = self._records.state(held.at.seq), held.revision
         state = MessageState()
         if held.number > 1:
@@ -110,11 +112,12 @@ class DeliveryLedger:
             if state.number > held.number:
                 return False
             if state.ended == held.number:
-                return True  # recorded by an earlier call that was not answered
+                break  # recorded by an earlier call that was not answered
             changed = msgspec.structs.replace(change(state), number=held.number, ended=held.number)
             if await self._link.put(subject, encode(changed), last=revision) is not None:
-                return True
+                break
             state, revision = await self.read(held.at.seq)
+        return is_certain or await self._floor() < held.at.seq
 
     async def bury(
         self,
@@ -124,6 +127,7 @@ class DeliveryLedger:
         error: str,
         line: str = "",
         *,
+        is_certain: bool = True,
         is_known: bool = True,
     ) -> bool:
         """Make it a dead letter, durably, before JetStream forgets it. Return False if a newer delivery owns it."""
@@ -134,7 +138,7 @@ class DeliveryLedger:
                 failed, reason=str(reason), error=error[:MOST_ERROR], died_at=time.time()
             )
 
-        if not await self.record(held, change):
+        if not await self.record(held, change, is_certain=is_certain):
             return False
         state, _ = await self.read(held.at.seq)
         await self.finish_burial(held.at, state, deliveries, is_known=is_known)
@@ -149,12 +153,15 @@ class DeliveryLedger:
         if is_known:
             await self._link.tell([(at.reply, TERM)])
 
-    async def forget(self, seq: int) -> None:
-        await self._link.purge(self._records.stream, filter=self._records.state(seq))
+    async def _floor(self) -> int:
+        """All messages up to this one have ended."""
+        found = await places.find_consumer(self._link, self._records.source, self._records.consumer)
+        return 0 if found is None else found.ack_floor.stream_seq
 
-    async def tidy(self, floor: int) -> None:
-        """Remove states of messages up to `floor`, which ended, and of a consumer that was deleted; and what nobody
-        has given back for long."""
+    async def tidy(self) -> None:
+        """Remove states of messages up to the floor, which ended, and of a consumer that was deleted; and what nobody
+        has given back for long. The state of a message that ended above the floor stays: it fences older deliveries."""
+        floor = await self._floor()
         for subject in await self._link.subjects(self._records.stream, f"{self._records.prefix}state.>"):
             begun, seq = subject.split(".")[-2:]
             if begun != self._records.begun or int(seq) <= floor:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -298,8 +299,7 @@ class JetStreamQueue:
         await home.link.tell([(each.at.reply, ACK) for each in held])
         for delivery in deliveries:
             delivery.settled = True
-        with suppress(NatsUnavailable):  # removed when a connector is next opened
-            await asyncio.gather(*(home.ledger.forget(each.at.seq) for each in held if each.revision))
+        home.tidy_after(sum(each.revision > 0 for each in held))
 
     async def _end(
         self, home: QueueHome, settlement: Settlement, delivery: LeasedDelivery, *, is_known: bool
@@ -307,18 +307,23 @@ class JetStreamQueue:
         """Record the outcome, if this is still the newest delivery. Return what to tell JetStream then, and where."""
         held: HeldMessage = delivery.held[0]
         verdict, name, answer = settlement.verdict, settlement.transaction.id, b""
+        certain = self._is_certain(delivery)
+        record = partial(home.ledger.record, held, is_certain=certain)
         if verdict is Verdict.DONE:
-            is_ours, answer = await home.ledger.record(held, finish), ACK
+            is_ours, answer = await record(finish), ACK
         elif verdict is Verdict.RETURNED:
-            is_ours, answer = await home.ledger.record(held, give_back), _nak(settlement.delay)
+            is_ours, answer = await record(give_back), _nak(settlement.delay)
         else:
             _, text, line = describe_failure(settlement.error, delivery.deliveries, time.time())
             line = shorten(line)
             decision = decide(self.rules, settlement, delivery)
             if isinstance(decision, Bury):
-                is_ours = await home.ledger.bury(held, delivery.deliveries, decision.reason, text or "", line)
+                bury, reason = home.ledger.bury, decision.reason
+                is_ours = await bury(
+                    held, delivery.deliveries, reason, text or "", line, is_certain=certain, is_known=is_known
+                )
             else:
-                is_ours = await home.ledger.record(held, lambda state: fail(state, line))
+                is_ours = await record(lambda state: fail(state, line))
                 answer = _nak(decision.delay)
             if is_ours:
                 _log.info("transaction %s: %s", name, delivery.next)
@@ -428,11 +433,7 @@ class JetStreamQueue:
         _known[known] = self._records.begun = begun
         await places.open_records(home.link, self._records, home.settings.num_replicas)
         home.consumes = True
-        home.tidying = asyncio.create_task(self._tidy(home, found.ack_floor.stream_seq))
-
-    async def _tidy(self, home: QueueHome, floor: int) -> None:
-        with suppress(NatsUnavailable):  # the next connector does it
-            await home.ledger.tidy(floor)
+        home.tidy()
 
     def check_open(self) -> None:
         if self._closed:

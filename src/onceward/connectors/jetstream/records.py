@@ -66,6 +66,8 @@ class JetStreamRecords:
     """Names of the records of one consumer."""
 
     def __init__(self, stream: str, consumer: str) -> None:
+        self.source = stream
+        self.consumer = consumer
         self.stream = f"{stream}-onceward-{consumer}"
         self.prefix = f"onceward.{stream}.{consumer}."
         self.begun = ""
