@@ -47,7 +47,7 @@ class LoopConnection(Connection):
         """Whether the open transaction is made again if a statement raises `BrokenOff`."""
         self._handed_over = 0
         self._paces: dict[str, float] = {}
-        """Seconds per statement, on average, by its text."""
+        """Seconds per statement, on average, by its text; infinite for one that was broken off."""
         self._spent = 0.0
         """Seconds of work since the event loop had its turn."""
         self._until = inf
@@ -111,13 +111,18 @@ class LoopConnection(Connection):
             if not self._broken_off:
                 raise
             self._broken_off = False
+            self._paces[sql] = (
+                inf  # whatever its next times are: its transaction may have short and long ones
+            )
             raise BrokenOff("it took too long for the event loop, and is repeated in a thread") from error
         finally:
             self._until = inf
             took = perf_counter() - began
             self._spent += took
             if took > TURN:
-                self._paces[sql] = took  # until its next times in the thread say otherwise
+                self._paces[sql] = max(
+                    took, self._paces[sql]
+                )  # until its next times in the thread say otherwise
 
     def _timed(self, sql: str, call: Callable[[], T]) -> T:
         # The time of the thread: on a busy machine all else takes long, too.
@@ -127,7 +132,7 @@ class LoopConnection(Connection):
         if sql not in self._paces and len(self._paces) >= KNOWN:
             self._paces.clear()
         pace = self._paces.get(sql, took)
-        self._paces[sql] = pace + (took - pace) / 4
+        self._paces[sql] = pace if pace == inf else pace + (took - pace) / 4
         return result
 
     def _is_too_long(self) -> bool:
