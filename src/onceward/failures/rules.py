@@ -28,7 +28,7 @@ from onceward.task.exceptions import (
 DEEPEST: Final = 20
 """Causes of an error that are looked at."""
 PROBE_EVERY: Final = 0.4
-"""Seconds. The interval grows to 1.2 seconds: a probe, the news to other processes, and the full rate are within two."""
+"""Seconds. The interval grows to 1.2 seconds, so after a probe and the news of it, the rate is full within two."""
 AFTER: Final = 3
 GROWTH: Final = 1.5
 """By how much the interval between two probes grows."""
