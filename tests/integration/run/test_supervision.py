@@ -235,7 +235,9 @@ def test_a_worker_that_cannot_be_started_is_tried_again(site: Site) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         run.signal_worker(signal.SIGKILL)
         until(
-            lambda: run.has_said("worker 1 could not be started: [Errno 24] Too many open files; restarting in")
+            lambda: run.has_said(
+                "worker 1 could not be started: [Errno 24] Too many open files; restarting in"
+            )
         )
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         site.send({"id": 1})
