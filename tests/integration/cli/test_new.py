@@ -211,6 +211,7 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_there_are(project: Path)
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in alerts)
     watched = {name for rule in alerts for name in re.findall(r"\bonceward_\w+", rule["expr"])}
     assert len(watched) > 10
+    watched |= set(re.findall(r"\bonceward_\w+", (project / "deploy/autoscale.yaml").read_text()))
     assert (shown | watched) - of_the_engine() - of_a_run(project) - of_the_boundary() == set()
 
 
