@@ -183,7 +183,7 @@ def test_durations_have_buckets_for_seconds(world: World, recording: Recording) 
     assert 1.0 in bounds
 
 
-@pytest.mark.req("UI-18")
+@pytest.mark.req("UI-23")
 def test_a_consumer_has_the_metrics_of_the_conventions_for_messaging(
     world: World, recording: Recording
 ) -> None:
@@ -206,7 +206,7 @@ def test_a_consumer_has_the_metrics_of_the_conventions_for_messaging(
     assert operations["fetch"] >= 1
 
 
-@pytest.mark.req("UI-18")
+@pytest.mark.req("UI-23")
 def test_a_producer_counts_what_it_sends_and_what_fails(world: World, recording: Recording) -> None:
     task = world.producer(results("sent", business(), "sent"))
     task.destination = Destination("nats", "ORDERS")
@@ -224,7 +224,7 @@ def test_a_producer_counts_what_it_sends_and_what_fails(world: World, recording:
     assert points(recording, "messaging.client.consumed.messages") == []
 
 
-@pytest.mark.req("UI-18")
+@pytest.mark.req("UI-23")
 def test_a_task_that_does_not_know_its_messaging_system_has_no_metrics_of_the_conventions(
     world: World, recording: Recording
 ) -> None:
