@@ -11,6 +11,7 @@ from onceward.connectors.urls import Address
 from onceward.failures.rules import RuleBook
 from onceward.outbox.targets import address
 from onceward.task.mixins.policies import ConsumerPolicy
+from onceward.telemetry.conventions import Destination
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class OutboxAddress(Address):
         return (self.scheme,)
 
     @property
-    def destination(self) -> tuple[str, str]:
-        return "onceward_outbox", self._app.name
+    def destination(self) -> Destination:
+        return Destination("onceward_outbox", self._app.name)
 
     @property
     def in_process(self) -> bool:

@@ -1,7 +1,8 @@
-"""An app's settings and where each came from: environment, file, code, default; the first that has one wins.
+"""An app's settings and where each came from: environment, files, code, default; the first that has one wins.
 
 ONCEWARD_DATABASE=sqlite:///shop.db                 environment; ONCEWARD_CONSUMERS__CHARGE__SOURCE=… for one consumer,
                                                     ONCEWARD_PRODUCERS__PLACE__SINK=… for one producer
+                                                    .env, then files of these names in ONCEWARD_SECRETS_DIR
 database = "sqlite:///shop.db"                      onceward.toml, or [tool.onceward] in pyproject.toml
 Onceward("shop", database="sqlite:///shop.db")      keyword; arguments of a decorator are code, too
 """
@@ -9,23 +10,17 @@ Onceward("shop", database="sqlite:///shop.db")      keyword; arguments of a deco
 from __future__ import annotations
 
 import os
-import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PositiveInt, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, ValidationError
 
+from onceward.app.layers import layers
 from onceward.errors import ConfigurationError
 from onceward.task.mixins.policies import OptionalCount, Policy, Seconds, none_from_text
 from onceward.task.settings import EngineSettings
 
-PREFIX = "ONCEWARD_"
-FOREIGN = ("ONCEWARD_TEST_", "ONCEWARD_BOUNDARY_", "ONCEWARD_TRACE_", "ONCEWARD_SIGNING_KEY")
-"""Variables that belong to other parts of onceward."""
-INJECTED = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_\w+)?$")
-"""Variables that Kubernetes adds to every container for a service named onceward-something."""
 ENVS = ("development", "dev", "local", "test", "ci", "staging", "production", "prod")
 """A fixed list, because a misspelled `production` would skip the evidence check."""
 
@@ -222,55 +217,13 @@ def resolve(
     directory = directory or Path.cwd()
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for origin, layer in _layers(keywords, os.environ if environ is None else environ, directory):
-        _merge(tree, _spell_as_in(tree, layer) if origin.startswith(PREFIX) else layer, origin, origins)
+    for layer in layers(keywords, os.environ if environ is None else environ, directory):
+        values = _spell_as_in(tree, layer.values) if layer.of_variable else layer.values
+        _merge(tree, values, layer.origin, origins)
     try:
         return Resolved(AppSettings.model_validate(tree), origins)
     except ValidationError as error:
         raise ConfigurationError(_describe(error, origins)) from None
-
-
-def _layers(
-    keywords: Mapping[str, Any], environ: Mapping[str, str], directory: Path
-) -> list[tuple[str, dict[str, Any]]]:
-    """From the weakest to the strongest."""
-    given = {
-        name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
-        for name, value in keywords.items()
-        if value is not None
-    }
-    layers = [("keyword", given), *_files(directory)]
-    for name, text in environ.items():
-        if name.startswith(PREFIX) and not name.startswith(FOREIGN) and not INJECTED.search(name):
-            layers.append((name, _nested(name.removeprefix(PREFIX).lower().split("__"), text)))
-    return layers
-
-
-def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
-    project, own = _read(directory / "pyproject.toml"), _read(directory / "onceward.toml")
-    tools = project.get("tool", {})
-    section = tools.get("onceward", {}) if isinstance(tools, dict) else {}
-    if not isinstance(section, dict):
-        raise ConfigurationError("pyproject.toml: tool.onceward is not a table; write [tool.onceward]")
-    return [("pyproject.toml", section), ("onceward.toml", own)]
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        return tomllib.loads(file.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{file} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
-
-
-def _nested(path: list[str], text: str) -> dict[str, Any]:
-    tree: Any = text
-    for part in reversed(path):
-        tree = {part: tree}
-    return dict(tree)
 
 
 def _merge(

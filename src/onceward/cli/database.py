@@ -39,9 +39,10 @@ NO_DATABASE = (
 
 def default_database() -> str | None:
     """The database that the environment or a file in the working directory names, as for an app without its own."""
+    from onceward.app.layers import SECRETS_DIR
     from onceward.app.settings import resolve
 
-    environ = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+    environ = {name: os.environ[name] for name in (VARIABLE, SECRETS_DIR) if name in os.environ}
     return resolve({}, environ).settings.database
 
 

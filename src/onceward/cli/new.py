@@ -24,17 +24,20 @@ Examples:
 
 NEXT = """Created {name} in {target}. Next steps:
 
-  cd {quoted}
+  cd {quoted}{local}
   make test      # proves that nothing is charged twice
   make orders    # places some orders
   make run       # charges them
 
 See README.md for the rest."""
 
+LOCAL = """
+  export ONCEWARD={requirement}  # this one is not from an index"""
+
 TEMPLATE = Path(__file__).parent / "template"
 ENDING = ".in"
 """Suffix of template files, so no tool takes them for code of this package."""
-TAKEN = {"onceward", "tests", "ops"}
+TAKEN = {"alembic", "deploy", "fastapi", "migrations", "onceward", "ops", "tests"}
 
 
 def new(
@@ -43,9 +46,9 @@ def new(
         Path | None, option("DIR", "A new or empty directory to create it in.", "--dir", show_default="NAME")
     ] = None,
 ) -> None:
-    """Create a small project: a producer, a consumer with a contract and its proof, settings, dashboards.
+    """Create a small project: a web service, a consumer with a contract and its proof, migrations, an image, CI.
 
-    It runs on SQLite; one URL in its onceward.toml moves it to Redis.
+    It runs on SQLite; one URL in its onceward.toml moves it to Redis. Dashboards and alert rules are there, too.
 
     Exit code: 0, or 2 for a name or a directory that cannot be used.
     """
@@ -72,7 +75,9 @@ def new(
             code=MISUSED,
         )
     shown, quoted = printable(str(target)), printable(shlex.quote(str(target)))
-    echo(*NEXT.format(name=name, target=shown, quoted=quoted).split("\n"))
+    origin = _origin()
+    local = LOCAL.format(requirement=shlex.quote(f"onceward @ {origin}")) if _is_local(origin) else ""
+    echo(*NEXT.format(name=name, target=shown, quoted=quoted, local=local).split("\n"))
 
 
 def _problem_with(name: str) -> str | None:
@@ -92,7 +97,8 @@ def _problem_with(name: str) -> str | None:
 
 
 def _files(name: str) -> Iterator[tuple[Path, str]]:
-    words = {"@name@": name, "@onceward@": _requirement()}
+    hostname = name.replace("_", "-").strip("-")  # what images and Kubernetes allow
+    words = {"@name@": name, "@hostname@": hostname, "@onceward@": _requirement()}
     for file in sorted(TEMPLATE.rglob(f"*{ENDING}")):
         text = file.read_text("utf-8")
         for word, value in words.items():
@@ -107,17 +113,23 @@ def _place(path: Path, name: str) -> Path:
 
 
 def _requirement() -> str:
-    """The requirement that installs onceward from where this one came from."""
+    """The requirement that installs this onceward. Without its origin if that is a directory: others do not have it."""
+    origin = _origin()
+    return f"onceward @ {origin}" if origin and not _is_local(origin) else "onceward"
+
+
+def _is_local(origin: str) -> bool:
+    return re.match(r"(\w+\+)?file:", origin) is not None
+
+
+def _origin() -> str:
+    """The URL that this onceward was installed from; empty if from an index."""
     import json
     from importlib.metadata import distribution
 
-    recorded = distribution("onceward").read_text("direct_url.json")  # absent if it came from an index
+    recorded = distribution("onceward").read_text("direct_url.json")
     if recorded is None:
-        return "onceward"
+        return ""
     origin = json.loads(recorded)
     vcs = origin.get("vcs_info")
-    return (
-        f"onceward @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
-        if vcs
-        else f"onceward @ {origin['url']}"
-    )
+    return f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else str(origin["url"])

@@ -25,11 +25,14 @@ from onceward.connectors.registry import find_scheme, scheme_names
 from onceward.connectors.reports import SourceBacklog, SourceCounts, SourceFacts
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme
 from onceward.errors import ConfigurationError
+from onceward.telemetry.conventions import Destination
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
+GROUPS = {"redis": "onceward", "nats": "onceward"}
+"""The group or durable name of a consumer whose URL names none, by the system."""
 SYSTEMS = {
     "rediss": "redis",
     "postgres": "postgresql",
@@ -76,8 +79,11 @@ class Address:
         identity = self._scheme.identity(self)
         if identity is not None:
             return (identity,)
-        divides = [name for name, setting in self._scheme.settings.items() if setting.divides]
-        return (self.scheme, self.place, *(str(self.settings.get(name, "")) for name in divides))
+        return (self.scheme, self.place, *(str(self.settings.get(name, "")) for name in self._divides))
+
+    @property
+    def _divides(self) -> list[str]:
+        return [name for name, setting in self._scheme.settings.items() if setting.divides]
 
     @property
     def role(self) -> str:
@@ -94,11 +100,15 @@ class Address:
         return self._scheme.in_process
 
     @property
-    def destination(self) -> tuple[str, str]:
-        """The messaging system and the queue, stream or log in it, as spans show them."""
+    def destination(self) -> Destination:
+        """The messaging system, the queue, stream or log in it, and the group, as spans show them."""
         system = SYSTEMS.get(self.scheme, self.scheme)
         name = self.settings.get("queue") or self.path.strip("/").rpartition("/")[2] or self.hostname
-        return system, str(name)
+        group = None
+        if not self.sink:
+            given = (self.settings.get(each) for each in self._divides)
+            group = next((str(each) for each in given if each is not None), GROUPS.get(system))
+        return Destination(system, str(name), group)
 
     @property
     def origin(self) -> str:

@@ -31,6 +31,7 @@ from onceward.app.lifespan import ServiceError, shared_services, shared_services
 from onceward.app.lookup import load_app
 from onceward.app.relay import all_consumers
 from onceward.errors import ConfigurationError
+from onceward.run.event_loop import run_in_loop
 from onceward.run.outages import AsyncKeeper, BlockingKeeper, SourceUnreachable, keeper_of
 from onceward.run.protocol import (
     CUT_OFF,
@@ -153,7 +154,7 @@ class Worker:
         in_loop = [keeper for keeper in self._keepers if isinstance(keeper, AsyncKeeper)]
         if in_loop:
             ready: Future[None] = Future()
-            self._loop = _daemon(lambda: asyncio.run(self._keep_in_loop(app, in_loop, ready)))
+            self._loop = _daemon(lambda: run_in_loop(self._keep_in_loop(app, in_loop, ready)))
             ready.result()  # no consumer starts before all services are open
         self._running = set(self._keepers)
         for keeper in self._keepers:

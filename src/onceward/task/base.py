@@ -12,6 +12,9 @@ from onceward.task.deadlines import Clock, RunningAttempt
 from onceward.task.settings import EngineSettings
 from onceward.task.slots import IdsInFlight
 
+if TYPE_CHECKING:
+    from onceward.telemetry.conventions import Destination
+
 
 class Running(Protocol):
     """A running call, as its task sees it."""
@@ -54,8 +57,8 @@ class BaseTask:
     clock: Clock = Clock()
     middleware: Sequence[Middleware] = ()
     """Wraps the source and the steps of this task, outermost first."""
-    destination: tuple[str, str] | None = None
-    """The messaging system and the queue, stream or log in it, for spans: `("redis", "orders")`. An app sets it."""
+    destination: Destination | None = None
+    """Where its messages come from or go to, for spans and metrics. An app sets it."""
     interruptible: bool = False
     """Whether `hurry` can interrupt attempts that have no time limit. Costs a little per attempt."""
     draining: bool = False

@@ -289,7 +289,7 @@ def ask(
     attempt = 0
     while True:
         loop.step, loop.attempt = step.name, attempt
-        begun = None if watch is None else watch.ask_begins(loop, step)
+        begun = None if watch is None else watch.ask_begins(loop, step, arguments)
         reply = yield loop.ports.invoke, (loop, call, arguments, step.timeout)
         if loop.slots.plan.generation != forks.generation:
             end_forked(loop.slots.plan, step.name, reply)
@@ -297,7 +297,7 @@ def ask(
         if type(reply) is not Failed:
             if watch is not None:
                 problem = None if check is None else check(reply)
-                watch.ask_ends(begun, step, problem and TransactionException(problem), None)
+                watch.ask_ends(begun, step, problem and TransactionException(problem), None, reply)
             return reply
         if reply.late and step is loop.source.fetch:
             return_late(loop, reply.late)

@@ -64,6 +64,8 @@ SPAN_ATTRIBUTES: Final = {
     "messaging.operation.name": "process, send, fetch or settle",
     "messaging.operation.type": "the same in the words of the conventions: process, send, receive or settle",
     "messaging.message.id": "id of the transaction, as the conventions name it",
+    "messaging.consumer.group.name": "the group or durable name of a consumer, if its source has any",
+    "messaging.batch.message_count": "messages that a fetch returned, or that are settled together",
 }
 
 RETRY_EVENT: Final = "retry"
@@ -76,6 +78,12 @@ class Metric(NamedTuple):
     description: str
     attributes: tuple[str, ...]
 
+
+OF_MESSAGING: Final = (
+    "messaging.system", "messaging.destination.name", "messaging.operation.name", "messaging.consumer.group.name",
+    "error.type",
+)  # fmt: skip
+"""Attributes of the metrics that the semantic conventions for messaging define; `error.type` only of failures."""
 
 METRICS: Final = {
     "onceward.transactions.processed": Metric("counter", "{transaction}", "came to an outcome", ("task",)),
@@ -127,5 +135,15 @@ METRICS: Final = {
     ),
     "onceward.queue.duration": Metric(
         "histogram", "s", "how long calls took", ("stream", "group", "operation")
+    ),
+    "messaging.process.duration": Metric("histogram", "s", "how long processing took", OF_MESSAGING),
+    "messaging.client.operation.duration": Metric(
+        "histogram", "s", "how long fetching, settling and sending took", OF_MESSAGING
+    ),
+    "messaging.client.sent.messages": Metric(
+        "counter", "{message}", "that were sent, or failed to be", OF_MESSAGING
+    ),
+    "messaging.client.consumed.messages": Metric(
+        "counter", "{message}", "that a source delivered", OF_MESSAGING
     ),
 }

@@ -24,6 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from onceward.middleware import Middleware
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import RETRY_EVENT, SCOPE
+from onceward.telemetry.conventions import COUNT, OPERATIONS, Destination, Messaging
 from onceward.telemetry.metrics import EngineInstruments, instruments
 from onceward.telemetry.redaction import redact
 from onceward.telemetry.safety import quietly, report_failure, show
@@ -37,8 +38,6 @@ COUNT_INTERVAL = 0.2
 
 PRODUCING = "start_producing"
 """The span of a producer's transaction."""
-OPERATIONS = {"fetch": "receive", "settle": "settle"}
-"""The steps that talk to the source, and the `messaging.operation.type` of each."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,8 +52,7 @@ class Names(NamedTuple):
     life: str
     settings: dict[str, Any]
     fields: tuple[str, ...]
-    destination: tuple[str, str] | None = None
-    """The messaging system, and the queue, stream or log in it."""
+    destination: Destination | None = None
 
 
 class OpenSpan(NamedTuple):
@@ -134,7 +132,8 @@ class EngineSpans(Middleware):
         self._task = {"task": names.task}
         self._attributes: dict[int, dict[str, Any]] = {}
         self._produces = names.life == PRODUCING
-        self._of_life = {**self._task, **self._messaging("send" if self._produces else "process")}
+        self._messaging = Messaging(names.destination, metrics)
+        self._of_life = {**self._task, **self._messaging.of_span("send" if self._produces else "process")}
         self._abandoned: list[None] = []
         self._successes: list[None] = []
         """Not counted yet. Lists, because workers append to them at the same time."""
@@ -175,13 +174,21 @@ class EngineSpans(Middleware):
         self._end(self._loop_span, attributes, None if error is None else (_message(error), None))
 
     @observing
-    def ask_begins(self, loop: Any, step: Any) -> OpenSpan:
+    def ask_begins(self, loop: Any, step: Any, arguments: tuple[Any, ...]) -> OpenSpan:
         attributes = {**self._static(step), "attempt": loop.attempt, "batch_size": loop.policy.batch.size}
+        if step.name == "settle":
+            attributes[COUNT] = len(arguments[0])
         return self._open(step.span, self._inside_loop, attributes, SpanKind.CLIENT)
 
     @observing
-    def ask_ends(self, begun: OpenSpan | None, step: Any, error: Any, delay: float | None) -> None:
-        self._close(begun, step, None if error is None else (error.message, error.category))
+    def ask_ends(
+        self, begun: OpenSpan | None, step: Any, error: Any, delay: float | None, reply: Any = None
+    ) -> None:
+        attributes = {}
+        if error is None and step.name == "fetch":
+            attributes[COUNT] = number = len(reply or ())
+            self._messaging.consumed(number)
+        self._close(begun, step, None if error is None else (error.message, error.category), attributes)
         if self._metrics is not None and delay is not None:
             self._metrics.retries.add(1, {**self._task, "step": step.name})
 
@@ -251,6 +258,8 @@ class EngineSpans(Middleware):
         elif status == "failed":
             metrics.processed.add(1, self._task)
             metrics.failed.add(1, {**self._task, "category": str(error.category)})
+            if self._produces:
+                self._messaging.sent(1, error.category)
             self.count_successes()
         elif status == "abandoned":
             self._abandoned.append(None)
@@ -269,6 +278,8 @@ class EngineSpans(Middleware):
         if number:
             self._metrics.processed.add(number, self._task)
             self._metrics.succeeded.add(number, self._task)
+            if self._produces:
+                self._messaging.sent(number)
 
     @observing
     def step_begins(self, life: Any, step: Any) -> None:
@@ -390,6 +401,7 @@ class EngineSpans(Middleware):
         otel.attach(attempt.outside)
         if self._metrics is not None:
             self._metrics.duration.record(took, {**self._task, "step": step.name})
+            self._messaging.took(step.name, took, failure)
         self._end(attempt.span, attributes or {}, failure)
 
     def _static(self, step: Any) -> dict[str, Any]:
@@ -407,16 +419,8 @@ class EngineSpans(Middleware):
             if step.timeout is not None:
                 attributes["timeout"] = step.timeout
             if step.name in OPERATIONS:
-                attributes |= self._messaging(step.name)
+                attributes |= self._messaging.of_span(step.name)
         return attributes
-
-    def _messaging(self, step: str) -> dict[str, Any]:
-        """What the semantic conventions for messaging say about an operation."""
-        named = {"messaging.operation.name": step, "messaging.operation.type": OPERATIONS.get(step, step)}
-        if self._names.destination is None:
-            return named
-        system, destination = self._names.destination
-        return {**named, "messaging.system": system, "messaging.destination.name": destination}
 
 
 def _mark_failed(span: Span, message: Any, category: Any) -> None:

@@ -38,10 +38,11 @@ class EngineInstruments:
         self.backoff = self._counter(meter, "onceward.attempts.backoff")
         self.fetches = self._counter(meter, "onceward.fetches")
         self.empty_fetches = self._counter(meter, "onceward.fetches.empty")
-        name = "onceward.step.duration"
-        self.duration = meter.create_histogram(
-            name, METRICS[name].unit, METRICS[name].description, explicit_bucket_boundaries_advisory=SECONDS
-        )
+        self.duration = self._durations(meter, "onceward.step.duration")
+        self.process_duration = self._durations(meter, "messaging.process.duration")
+        self.operation_duration = self._durations(meter, "messaging.client.operation.duration")
+        self.sent = self._counter(meter, "messaging.client.sent.messages")
+        self.consumed = self._counter(meter, "messaging.client.consumed.messages")
         name = "onceward.slots.stuck"
         self.stuck = meter.create_up_down_counter(name, METRICS[name].unit, METRICS[name].description)
         name = "onceward.slots.in_use"
@@ -51,6 +52,11 @@ class EngineInstruments:
 
     def _counter(self, meter: SafeMeter, name: str) -> Any:
         return meter.create_counter(name, METRICS[name].unit, METRICS[name].description)
+
+    def _durations(self, meter: SafeMeter, name: str) -> Any:
+        return meter.create_histogram(
+            name, METRICS[name].unit, METRICS[name].description, explicit_bucket_boundaries_advisory=SECONDS
+        )
 
     def _in_use(self, _: CallbackOptions) -> Iterable[Observation]:
         by_task: dict[str, int] = {}

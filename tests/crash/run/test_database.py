@@ -100,7 +100,7 @@ def test_an_outage_of_the_database_in_the_midst_is_waited_out_and_spends_nothing
             server.start()
             until(lambda: charges.count() == 300)
             until(lambda: site.counts()["leased"] == site.counts()["ready"] == 0)
-            assert run.is_ready()
+            until(run.is_ready)
             run.signal(signal.SIGTERM)
             assert run.ended() == 0
         assert sorted(charges.ids()) == sorted(ids), "each of them once"

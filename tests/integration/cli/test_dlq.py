@@ -158,13 +158,24 @@ COMMANDS = [["dlq", "list"], ["inbox", "stats"], ["audit", "list"], ["consumers"
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     ("file", "text_"),
-    [("onceward.toml", 'database = "{url}"'), ("pyproject.toml", '[tool.onceward]\ndatabase = "{url}"')],
+    [
+        ("onceward.toml", 'database = "{url}"'),
+        ("pyproject.toml", '[tool.onceward]\ndatabase = "{url}"'),
+        (".env", "ONCEWARD_DATABASE={url}"),
+    ],
 )
 def test_the_database_may_be_named_by_a_file(
     desk: Desk, elsewhere: Path, command: list[str], file: str, text_: str
 ) -> None:
     (elsewhere / file).write_text(text_.format(url=desk.url))
     result = CliRunner().invoke(app, command, env=WIDE)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.req("IN-20")
+def test_the_database_may_be_a_secret(desk: Desk, elsewhere: Path) -> None:
+    (elsewhere / "onceward_database").write_text(desk.url)
+    result = CliRunner().invoke(app, ["dlq", "list"], env={**WIDE, "ONCEWARD_SECRETS_DIR": "."})
     assert result.exit_code == 0, result.output
 
 

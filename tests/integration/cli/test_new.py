@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -20,22 +19,17 @@ import yaml
 from hatchling.builders.wheel import WheelBuilder
 from redis import Redis
 from sqlalchemy import create_engine, text
-from typer.testing import CliRunner, Result
 
 from onceward.boundary.metrics import BoundaryMetrics
-from onceward.cli.main import app
 from onceward.cli.new import TEMPLATE
 from onceward.telemetry.catalogue import METRICS
 from onceward.testing.servers import redis_server
 from tests.support import ROOT, commands
+from tests.support.new_project import clean, do, new
 from tests.support.wait import until
 
 SOURCE = 'source = "sqlite:///orders.db"'
 DATABASE = 'database = "sqlite:///shop.db"'
-
-
-def new(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["new", *map(str, arguments)], env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -50,31 +44,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "shop"))
-
-
-def clean() -> dict[str, str]:
-    """A clean environment."""
-    foreign = ("ONCEWARD_", "OTEL_", "PYTEST_", "MAKE", "MFLAGS")  # under another make, it prints more
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(foreign) and name != "PYTHON"  # as in `make test PYTHON=python3.13`
-    }
-
-
-def do(project: Path, *command: object, **environment: str) -> str:
-    """What a user would type there."""
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=project,
-        env=clean() | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def make(project: Path, *targets: str) -> str:
@@ -101,8 +70,9 @@ ONCE = [number * 100 for number in range(1, 11)]
 # ── it works ────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.req("IN-17")
 def test_its_own_make_test_passes(project: Path) -> None:
-    assert "3 passed" in make(project, "test")
+    assert "6 passed" in make(project, "test")
 
 
 def test_make_test_sets_up_an_environment_of_its_own(made: Path) -> None:
@@ -207,12 +177,13 @@ def test_it_runs_in_production_once_it_is_proven(project: Path) -> None:
 def test_every_file_of_the_template_is_written_and_no_placeholder_is_left(made: Path) -> None:
     files = [file for file in made.rglob("*") if file.is_file()]
     assert {file.relative_to(made).as_posix() for file in files} >= {
-        ".gitignore", "Makefile", "README.md", "compose.yaml", "onceward.toml", "ops/prometheus.yml",
-        "ops/grafana/dashboards/onceward.json", "pyproject.toml", "shop/__init__.py", "shop/app.py",
-        "tests/test_charge.py",
+        ".dockerignore", ".github/workflows/ci.yml", ".gitignore", "Dockerfile", "Makefile", "README.md",
+        "alembic.ini", "compose.yaml", "deploy/workers.yaml", "migrations/env.py", "onceward.toml",
+        "ops/prometheus.yml", "ops/grafana/dashboards/onceward.json", "pyproject.toml", "shop/__init__.py",
+        "shop/app.py", "shop/web.py", "tests/test_charge.py",
     }  # fmt: skip
     assert len(files) == len([file for file in TEMPLATE.rglob("*") if file.is_file()])
-    assert [file for file in files if re.search("@(name|onceward)@", file.read_text())] == []
+    assert [file for file in files if re.search("@(name|hostname|onceward)@", file.read_text())] == []
 
 
 def test_the_template_is_in_the_wheel() -> None:
@@ -240,6 +211,7 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_there_are(project: Path)
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in alerts)
     watched = {name for rule in alerts for name in re.findall(r"\bonceward_\w+", rule["expr"])}
     assert len(watched) > 10
+    watched |= set(re.findall(r"\bonceward_\w+", (project / "deploy/autoscale.yaml").read_text()))
     assert (shown | watched) - of_the_engine() - of_a_run(project) - of_the_boundary() == set()
 
 
@@ -285,7 +257,7 @@ def types_in(page: str) -> set[str]:
     ("reported", "requirement"),
     [
         (None, "onceward"),
-        ({"url": "file:///src/onceward", "dir_info": {}}, "onceward @ file:///src/onceward"),
+        ({"url": "https://example.org/onceward.whl"}, "onceward @ https://example.org/onceward.whl"),
         (
             {"url": "https://example.org/onceward.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
             "onceward @ git+https://example.org/onceward.git@abc",
@@ -295,10 +267,36 @@ def types_in(page: str) -> set[str]:
 def test_its_environment_gets_onceward_from_where_this_one_came(
     reported: Any, requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin = SimpleNamespace(read_text=lambda _: None if reported is None else json.dumps(reported))
-    monkeypatch.setattr(metadata, "distribution", lambda _: origin)
+    installed_from(reported, monkeypatch)
     assert new("shop", "--dir", tmp_path / "shop").exit_code == 0
     assert f"\nONCEWARD ?= {requirement}\n" in (tmp_path / "shop" / "Makefile").read_text()
+    assert f'\nARG ONCEWARD="{requirement}"\n' in (tmp_path / "shop" / "Dockerfile").read_text()
+
+
+@pytest.mark.req("IN-17")
+@pytest.mark.parametrize(
+    ("reported", "requirement"),
+    [
+        ({"url": "file:///src/onceward", "dir_info": {}}, "onceward @ file:///src/onceward"),
+        (
+            {"url": "file:///src/onceward", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "onceward @ git+file:///src/onceward@abc",
+        ),
+    ],
+)
+def test_a_directory_of_this_machine_is_shown_and_written_nowhere(
+    reported: Any, requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed_from(reported, monkeypatch)
+    result = new("shop", "--dir", tmp_path / "shop")
+    assert f"export ONCEWARD='{requirement}'" in result.stdout
+    for file in (tmp_path / "shop").rglob("*"):
+        assert not file.is_file() or not re.search(rf"/src/onceward|file:|{tmp_path}", file.read_text()), file
+
+
+def installed_from(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = SimpleNamespace(read_text=lambda _: None if reported is None else json.dumps(reported))
+    monkeypatch.setattr(metadata, "distribution", lambda _: origin)
 
 
 # ── names and places ────────────────────────────────────────────────────────────────────────────────────
@@ -335,7 +333,7 @@ def test_the_place_is_named_after_the_project_and_may_be_there_if_it_is_empty(
     (tmp_path / "shop").mkdir()
     result = new("shop")
     assert result.exit_code == 0
-    assert "cd shop\n  make test" in result.stdout
+    assert "\n  cd shop\n" in result.stdout
     assert (tmp_path / "shop" / "shop" / "app.py").is_file()
 
 

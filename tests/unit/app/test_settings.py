@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,70 @@ def test_the_environment_wins_over_the_file_that_over_the_project_that_over_the_
     assert now({"ONCEWARD_PROCESSES": "4"}) == (4, "ONCEWARD_PROCESSES")
     assert now({"ONCEWARD_PROCESSES": "4"}, processes=5) == (4, "ONCEWARD_PROCESSES")
     assert now({"ONCEWARD_PROCESSES": "4"}, processes=None) == (4, "ONCEWARD_PROCESSES")
+
+
+@pytest.mark.req("IN-20")
+def test_the_environment_wins_over_dotenv_that_over_a_secret_and_that_over_the_file(tmp_path: Path) -> None:
+    def now(**environ: str) -> tuple[int, str]:
+        found = resolved(tmp_path, environ)
+        return found.settings.processes, found.origins["processes"]
+
+    write(tmp_path, "onceward.toml", "processes = 2")
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    write(secrets, "onceward_processes", "3\n")
+    assert now() == (2, "onceward.toml")
+    assert now(ONCEWARD_SECRETS_DIR=str(secrets)) == (3, f"{secrets}/onceward_processes")
+    write(tmp_path, ".env", "export ONCEWARD_PROCESSES='4'  # four\nONCEWARD_SECRETS_DIR=secrets\nOTHER=x")
+    assert now() == (4, ".env: ONCEWARD_PROCESSES")
+    assert now(ONCEWARD_PROCESSES="5") == (5, "ONCEWARD_PROCESSES")
+
+
+@pytest.mark.req("IN-20")
+def test_secrets_and_dotenv_have_nested_names(tmp_path: Path) -> None:
+    write(tmp_path, "onceward.toml", "[consumers.Charge-Orders]\nsource = 'memory://file'\ncommit = 'each'")
+    write(tmp_path, ".env", "ONCEWARD_ENGINE__STUCK_GRACE=5\nONCEWARD_SECRETS_DIR=.")
+    write(tmp_path, "ONCEWARD_CONSUMERS__CHARGE_ORDERS__SOURCE", "memory://secret")
+    found = resolved(tmp_path)
+    assert found.settings.engine.stuck_grace == 5.0
+    changed = found.of_consumer("Charge-Orders")
+    assert (changed.source, changed.commit) == ("memory://secret", "each")
+
+
+@pytest.mark.req("IN-20")
+def test_dotenv_changes_no_variable_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    write(tmp_path, ".env", f"{VARIABLE}=production")
+    assert resolved(tmp_path).settings.env == "production"
+    assert VARIABLE not in os.environ
+
+
+@pytest.mark.req("IN-20")
+def test_a_directory_of_secrets_may_have_other_files(tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets"
+    (secrets / "..data").mkdir(parents=True)  # as Kubernetes mounts them
+    for name in ("tls.key", "ONCEWARD_SIGNING_KEY"):
+        write(secrets, name, "x")
+    assert resolved(tmp_path, {"ONCEWARD_SECRETS_DIR": "secrets"}).origins == {}
+
+
+@pytest.mark.req("IN-20")
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({".env": "ONCEWARD_DATABSE=x"}, ".env: ONCEWARD_DATABSE: databse: no such setting"),
+        ({".env": "\nONCEWARD_DATABASE='x"}, ".env, line 2: not a variable; write NAME=value"),
+        ({".env": "ONCEWARD_SECRETS_DIR=gone"}, "gone cannot be read: No such file or directory"),
+        ({".env": "ONCEWARD_SECRETS_DIR=.", "ONCEWARD_DATABSE": "x"}, "/ONCEWARD_DATABSE: databse: no such setting"),
+    ],
+)  # fmt: skip
+def test_a_wrong_line_of_dotenv_or_a_wrong_secret_is_named(
+    files: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        write(tmp_path, name, text)
+    with pytest.raises(ConfigurationError, match=re.escape(problem)):
+        resolved(tmp_path)
 
 
 @pytest.mark.req("RN-06")

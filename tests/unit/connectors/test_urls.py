@@ -69,6 +69,27 @@ def test_a_boundary() -> None:
 
 
 @pytest.mark.req("PG-11")
+@pytest.mark.req("UI-05")
+@pytest.mark.parametrize(
+    ("url", "destination"),
+    [
+        ("redis://localhost:6379/0/orders?group=billing", ("redis", "orders", "billing")),
+        ("rediss://localhost:6379/orders", ("redis", "orders", "onceward")),
+        ("nats://localhost:4222/ORDERS?consumer=billing", ("nats", "ORDERS", "billing")),
+        ("boundary+http://localhost:7700?consumer=billing", ("onceward_boundary", "localhost", "billing")),
+        ("sqlite:///shop.db?queue=orders", ("sqlite", "orders", None)),
+    ],
+)
+def test_telemetry_shows_the_system_the_place_in_it_and_the_group(
+    url: str, destination: tuple[str, str, str | None]
+) -> None:
+    assert Address(url).destination == destination
+
+
+def test_a_sink_has_no_group() -> None:
+    assert Address("redis://localhost:6379/orders?group=billing", sink=True).destination.group is None
+
+
 def test_queues_of_one_file_are_not_each_other() -> None:
     whole, one, same, other = map(
         Address,

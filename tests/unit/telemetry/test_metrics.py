@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from onceward.task.exceptions import ConsumerLoopTimeoutException
 from onceward.task.settings import EngineSettings
 from onceward.telemetry.catalogue import METRICS
+from onceward.telemetry.conventions import Destination
 from onceward.testing import Recording, record
 from tests.support.wait import until
 from tests.support.world import (
@@ -179,3 +181,69 @@ def test_durations_have_buckets_for_seconds(world: World, recording: Recording) 
     }
     assert bounds[0] < 0.001
     assert 1.0 in bounds
+
+
+@pytest.mark.req("UI-23")
+def test_a_consumer_has_the_metrics_of_the_conventions_for_messaging(
+    world: World, recording: Recording
+) -> None:
+    task = world.consumer(results(1, business()), source=ListSource(transactions(2)))
+    task.destination = Destination("redis", "orders", "billing")
+    world.consume(task)
+    where = {
+        "messaging.system": "redis",
+        "messaging.destination.name": "orders",
+        "messaging.consumer.group.name": "billing",
+    }
+    fetching = where | {"messaging.operation.name": "fetch"}
+    assert points(recording, "messaging.client.consumed.messages") == [(fetching, 2)]
+    processing = where | {"messaging.operation.name": "process"}
+    assert points(recording, "messaging.process.duration") == [
+        (processing, 1),
+        (processing | {"error.type": "BUSINESS"}, 1),
+    ]
+    operations = by_operation(points(recording, "messaging.client.operation.duration"))
+    assert operations["fetch"] >= 1
+
+
+@pytest.mark.req("UI-23")
+def test_a_producer_counts_what_it_sends_and_what_fails(world: World, recording: Recording) -> None:
+    task = world.producer(results("sent", business(), "sent"))
+    task.destination = Destination("nats", "ORDERS")
+    world.produce(task, transactions(3))
+    sending = {
+        "messaging.system": "nats",
+        "messaging.destination.name": "ORDERS",
+        "messaging.operation.name": "send",
+    }
+    assert points(recording, "messaging.client.sent.messages") == [
+        (sending, 2),
+        (sending | {"error.type": "BUSINESS"}, 1),
+    ]
+    assert by_operation(points(recording, "messaging.client.operation.duration")) == {"send": 3}
+    assert points(recording, "messaging.client.consumed.messages") == []
+
+
+@pytest.mark.req("UI-23")
+def test_a_task_that_does_not_know_its_messaging_system_has_no_metrics_of_the_conventions(
+    world: World, recording: Recording
+) -> None:
+    world.consume(world.consumer(results(1), source=ListSource(transactions(1))))
+    assert [name for name in METRICS if name.startswith("messaging.") and points(recording, name)] == []
+
+
+def points(recording: Recording, name: str) -> list[tuple[dict[str, object], float]]:
+    """Attributes and value, of a histogram how many values, sorted by error."""
+    found = [
+        (dict(point.attributes or {}), getattr(point, "count", None) or point.value)
+        for point in recording.points(name)
+    ]
+    return sorted(found, key=lambda each: str(each[0].get("error.type", "")))
+
+
+def by_operation(found: list[tuple[dict[str, object], float]]) -> dict[object, float]:
+    """How many, by the name of the operation."""
+    counts: dict[object, float] = defaultdict(float)
+    for attributes, number in found:
+        counts[attributes["messaging.operation.name"]] += number
+    return dict(counts)

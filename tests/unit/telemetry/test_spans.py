@@ -16,11 +16,13 @@ from onceward import Transaction
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.task.exceptions import FetchException
 from onceward.task.settings import EngineSettings
+from onceward.telemetry.conventions import Destination
 from onceward.testing import Recording, record
 from tests.support.world import (
     SHORT,
     After,
     ListSource,
+    SettlingSource,
     Until,
     World,
     business,
@@ -342,7 +344,7 @@ def test_the_span_of_a_fetch_whose_batch_is_refused_shows_why(
 @pytest.mark.req("UI-05")
 def test_spans_follow_the_conventions_for_messaging(world: World, recording: Recording) -> None:
     task = world.consumer(results(None), source=ListSource(transactions(1)))
-    task.destination = ("redis", "orders")
+    task.destination = Destination("redis", "orders", "billing")
     world.consume(task)
     named = {span.name: span for span in recording.spans()}
     life, fetch = named["start_processing"], named["fetch_transactions"]
@@ -353,6 +355,20 @@ def test_spans_follow_the_conventions_for_messaging(world: World, recording: Rec
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
         "messaging.message.id": attributes(life)["transaction_id"],
+        "messaging.consumer.group.name": "billing",
     }
     assert attributes(fetch)["messaging.operation.type"] == "receive"
     assert "messaging.system" not in attributes(named["process"])
+
+
+@pytest.mark.req("UI-05")
+def test_spans_of_fetching_and_settling_say_how_many_messages_it_was(
+    world: World, recording: Recording
+) -> None:
+    world.consume(world.consumer(results(1, 2, 3), source=SettlingSource(transactions(3))))
+    counts = {
+        name: [attributes(span)["messaging.batch.message_count"] for span in recording.spans(name)]
+        for name in ("fetch_transactions", "settle_transactions")
+    }
+    assert counts["fetch_transactions"][0] == 3
+    assert sum(counts["settle_transactions"]) == 3
