@@ -30,7 +30,7 @@ class DatabaseCalls:
         if engine.dialect.name == "sqlite":
             return
         self._engines.add(engine)
-        event.listen(engine, "do_connect", self._connect)
+        self.watch_connecting(engine)
         event.listen(engine, "before_cursor_execute", lambda conn, *_: self._begin(_key(conn)))
         event.listen(engine, "after_cursor_execute", lambda conn, *_: self._end(_key(conn)))
         event.listen(engine, "handle_error", self._failed)
@@ -40,9 +40,19 @@ class DatabaseCalls:
         event.listen(engine.pool, "close", lambda driver, _: self._end(id(driver)))
         event.listen(engine.pool, "invalidate", lambda driver, *_: self._end(id(driver)))
 
+    def watch_connecting(self, engine: Engine) -> Engine:
+        """Watch only when an engine connects, and return it."""
+        event.listen(engine, "do_connect", self._connect)
+        return engine
+
     def oldest(self) -> float | None:
         """Return for how many seconds the oldest has had no answer."""
         began = list(self._began.values())
+        return time.monotonic() - min(began) if began else None
+
+    def connecting(self) -> float | None:
+        """Return for how many seconds the oldest try to connect has had no answer."""
+        began = [at for key, at in list(self._began.items()) if isinstance(key, tuple)]
         return time.monotonic() - min(began) if began else None
 
     def begin(self, driver: Any) -> None:

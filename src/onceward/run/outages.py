@@ -180,6 +180,10 @@ class Keeper:
         return self._task is not None
 
     @property
+    def in_flight(self) -> int:
+        return self._progress.in_flight()[0]
+
+    @property
     def stuck(self) -> int:
         return 0 if self._task is None else self._task.stuck
 

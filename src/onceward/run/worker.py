@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
 
+LOOK_WHILE_STOPPING = 0.1
+"""Seconds between two looks at whether something still answers."""
 REPORT_EVERY = 1.0
 LANDING = 2.0
 """Seconds for work that is cut off to end."""
@@ -199,7 +201,8 @@ class Worker:
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _handle_events(self) -> None:
-        until = min(REPORT_EVERY, max(min(self._hurry_at, self._leave_at) - time.monotonic(), 0.0))
+        longest = LOOK_WHILE_STOPPING if self._stopping else REPORT_EVERY
+        until = min(longest, max(min(self._hurry_at, self._leave_at) - time.monotonic(), 0.0))
         with suppress(queue.Empty):
             event = self.events.get(timeout=until)
             while True:
@@ -251,10 +254,22 @@ class Worker:
             keeper.hurry()
 
     def _leave_a_silent_database(self) -> None:
-        """Do not wait for consumers that could not even begin, because the database does not answer."""
-        is_silent = self._database is not None and self._database.problem is not None
-        if is_silent and not any(keeper.has_begun for keeper in self._running):
+        """Do not wait for a database that does not answer, if nothing is in flight.
+
+        A consumer that has begun may be about to take a message, unless it is still connecting.
+        """
+        has_begun = any(keeper.has_begun for keeper in self._running)
+        if any(keeper.in_flight for keeper in self._running):
+            return
+        if not has_begun and self._database is not None and self._database.problem is not None:
             self._leave_at = min(self._leave_at, time.monotonic() + LAST_WAIT)
+        if "onceward.db.calls" not in sys.modules:  # no database was asked anything
+            return
+        from onceward.db.calls import CALLS
+
+        silence = CALLS.connecting() if has_begun else CALLS.oldest()
+        if silence is not None and silence >= LAST_WAIT:
+            self._leave_at = time.monotonic()
 
     def _unsettled(self) -> int:
         """How many deliveries are not settled."""

@@ -128,5 +128,54 @@ def test_a_worker_that_stops_waits_for_no_consumer_that_a_silent_database_kept_f
 
 
 class FakeKeeper:
+    in_flight = 0
+
     def __init__(self, has_begun: bool) -> None:
         self.has_begun = has_begun
+
+
+SILENT_DATABASE = """
+import os
+from onceward import Contract, Onceward
+
+silent, mode = os.environ["RUN_SILENT"], os.environ["RUN_MODE"]
+if os.environ["RUN_KIND"] == "queue":
+    app = Onceward("shop")
+
+    if mode == "asyncio":
+        async def charge(order: dict) -> None: ...
+    else:
+        def charge(order: dict) -> None: ...
+    app.consumer(f"{silent}?queue=orders")(charge)
+else:
+    app = Onceward("shop", database=silent)
+    contract = Contract(
+        consumer_id="billing", event_types=["*"], owner_team="money", idempotency_mechanism="bill and dedup row"
+    )
+
+    if mode == "asyncio":
+        async def charge(order: dict, session) -> None: ...
+    else:
+        def charge(order: dict, session) -> None: ...
+    app.consumer("sqlite:///orders.db", contract=contract)(charge)
+"""
+
+
+@pytest.mark.req("RN-15")
+@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+@pytest.mark.parametrize("kind", ["queue", "inbox"])
+def test_a_worker_that_connects_to_a_silent_postgresql_does_not_wait_for_it_in_the_end(
+    tmp_path: Path, server: SilentServer, mode: str, kind: str
+) -> None:
+    site = Site(tmp_path, mode)
+    (tmp_path / "shop.py").write_text(SILENT_DATABASE)
+    silent = f"postgresql://u:secret@127.0.0.1:{server.port}/shop"
+    with site.run(ONCEWARD_GRACE="500", RUN_SILENT=silent, RUN_KIND=kind) as run:
+        assert run.says("worker 1 started")
+        server.heard.clear()
+        until(server.heard.is_set)  # the worker asks
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 0
+        # That would be logged at the end of the time to connect.
+        assert not run.has_said("while stopping")
+        assert not run.has_said("while the loop was ending")

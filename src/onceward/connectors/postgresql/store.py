@@ -23,6 +23,7 @@ from onceward.connectors.postgresql import statements as sql
 from onceward.connectors.postgresql.join import is_joint
 from onceward.connectors.postgresql.lines import PostgreSqlLines
 from onceward.connectors.postgresql.schema import BATCH, CHANNEL, QueueTables, create_tables, find_tables
+from onceward.db.calls import CALLS
 from onceward.db.engines import connect_arguments, hide_values
 from onceward.db.operations import run_first
 from onceward.db.transaction import DbTransaction
@@ -379,16 +380,15 @@ def open_engine(url: URL) -> Engine:
     """Return an engine for a queue, whose connections are its own."""
     # A pooler in transaction mode may not know prepared statements; most of the work is in functions anyway.
     arguments = {**connect_arguments(url, name="onceward-queue"), "prepare_threshold": None}
-    return hide_values(
-        create_engine(
-            url,
-            connect_args=arguments,
-            isolation_level="READ COMMITTED",  # whatever the database's default: a claim skips what others have
-            pool_size=CONNECTIONS,
-            max_overflow=CONNECTIONS,
-            pool_timeout=WRITE_WAIT,
-        )
+    engine = create_engine(
+        url,
+        connect_args=arguments,
+        isolation_level="READ COMMITTED",  # whatever the database's default: a claim skips what others have
+        pool_size=CONNECTIONS,
+        max_overflow=CONNECTIONS,
+        pool_timeout=WRITE_WAIT,
     )
+    return CALLS.watch_connecting(hide_values(engine))
 
 
 def append_in(
