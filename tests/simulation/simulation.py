@@ -106,7 +106,7 @@ class Simulation(ABC):
         """Close what is open outside of the processes."""
 
     def stand_ins(self, clock: Any) -> dict[str, Any]:
-        """What this world replaces besides what all do, by its name; `clock` stands for the module `time`."""
+        """What this world replaces beside what all do, by its name; `clock` stands for the module `time`."""
         return {}
 
     # ── the run ─────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -50,7 +50,8 @@ class OwnPostgres:
         server = int((self.folder / "postmaster.pid").read_text().split()[0])
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
         for each in (server, *map(int, children)):
-            os.kill(each, number)
+            with suppress(ProcessLookupError):  # a backend may have ended meanwhile
+                os.kill(each, number)
 
     def close(self) -> None:
         self._server.cleanup()

@@ -120,7 +120,7 @@ def _with_value(error: typer.BadParameter) -> str:
 
 COMMANDS = {
     "demo": "Produce, consume, crash and balance a few thousand orders.",
-    "new": "Create a small project: a producer, a consumer with a contract and its proof, settings, dashboards.",
+    "new": "Create a small project: a web service, a consumer with a contract and its proof, migrations, an image, CI.",
     "run": "Run the consumers of an app until stopped.",
     "console": "Serve the console of an app: what runs, what waits, what died, and what to do about it.",
     "relay": "Relay the outbox of an app until stopped.",

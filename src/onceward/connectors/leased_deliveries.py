@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from onceward.connectors.lease_rules import Bury, LeaseRules, Redeliver
@@ -54,11 +55,6 @@ class LeasedDeliveries(dict[int, LeasedDelivery]):
         # Runs before the memory, and with it the identity, can be reused.
         self.pop(gone.identity, None)
 
-    def is_suspect(self, transaction: Transaction, rules: LeaseRules) -> bool:
-        """See `onceward.connectors.base`. One that was not fetched here is not."""
-        delivery = self.get(id(transaction))
-        return delivery is not None and rules.counts_lost and delivery.lost >= rules.suspect_after
-
     def of(self, transaction: Transaction) -> LeasedDelivery:
         """Raises `ValueError` for a transaction that was not fetched here."""
         delivery = self.get(id(transaction))
@@ -69,6 +65,22 @@ class LeasedDeliveries(dict[int, LeasedDelivery]):
                 "settle or extend the objects that its fetch returned, not copies of them"
             )
         return delivery
+
+
+class Leasing:
+    """What every connector with leases knows of its deliveries."""
+
+    rules: LeaseRules
+    _deliveries: LeasedDeliveries
+
+    def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
+        """Those of these that this connector has delivered."""
+        return [each for each in transactions if id(each) in self._deliveries]
+
+    def is_suspect(self, transaction: Transaction, /) -> bool:
+        """See `onceward.connectors.base`. One that was not fetched here is not."""
+        delivery = self._deliveries.get(id(transaction))
+        return delivery is not None and self.rules.counts_lost and delivery.lost >= self.rules.suspect_after
 
 
 def decide(rules: LeaseRules, settlement: Settlement, delivery: LeasedDelivery) -> Redeliver | Bury:

@@ -27,7 +27,7 @@ from onceward.connectors.lease_rules import (
     LeaseRules,
     describe_failure,
 )
-from onceward.connectors.leased_deliveries import Held, LeasedDeliveries, LeasedDelivery, decide
+from onceward.connectors.leased_deliveries import Held, LeasedDeliveries, LeasedDelivery, Leasing, decide
 from onceward.connectors.lines import KeyOf, LineBehind, Lines
 from onceward.connectors.owners import new_token
 from onceward.task.exceptions import ExceptionCategory
@@ -149,7 +149,7 @@ def seconds_until_due(store: DueStore, now: Callable[[], float]) -> float:
         return inf if due is None else max(due - now(), 0.0)
 
 
-class LeasingConnector(Closing):
+class LeasingConnector(Leasing, Closing):
     """The `Connector` contract, over a `LeaseStore`."""
 
     def __init__(
@@ -268,14 +268,6 @@ class LeasingConnector(Closing):
     def settled(self, delivered: Transaction, /) -> None:
         """Take note that it has left the queue in the transaction of its handler."""
         self._deliveries.of(delivered).settled = True
-
-    def is_suspect(self, transaction: Transaction, /) -> bool:
-        """See `onceward.connectors.base`."""
-        return self._deliveries.is_suspect(transaction, self.rules)
-
-    def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
-        """Those of these that this connector has delivered."""
-        return [each for each in transactions if id(each) in self._deliveries]
 
     def counts(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now."""

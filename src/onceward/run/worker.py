@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
+from onceward._process.event_loop import run_in_loop
 from onceward._process.stop import LAST_WAIT
 from onceward.app.app import Onceward
 from onceward.app.lifespan import ServiceError, shared_services, shared_services_async
 from onceward.app.lookup import load_app
 from onceward.app.relay import all_consumers
 from onceward.errors import ConfigurationError
-from onceward.run.event_loop import run_in_loop
 from onceward.run.outages import AsyncKeeper, BlockingKeeper, SourceUnreachable, keeper_of
 from onceward.run.protocol import (
     CUT_OFF,

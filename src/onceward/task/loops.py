@@ -9,13 +9,21 @@ flight are interrupted, and their transactions abandoned unsettled.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from math import inf
 from typing import Any
 
 from onceward.backoff import Backoff
-from onceward.task.exceptions import InputException
+from onceward.task.exceptions import (
+    ExceptionCategory,
+    FetchException,
+    FetchTimeoutException,
+    InputException,
+    failure_category,
+)
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerLoopPolicy
 from onceward.task.report import StopReason
@@ -23,10 +31,12 @@ from onceward.task.script import Failed, Script, TimeLimit
 from onceward.task.slots import Slots
 from onceward.task.source import (
     Loop,
+    ask,
     await_work,
+    batch_problem,
     chores,
     fail,
-    fetch,
+    logger,
     patience,
     rest,
     return_unbegun,
@@ -120,6 +130,56 @@ def input_error(error: BaseException | None) -> InputException:
     wrapped = InputException(f"the iterable of transactions raised {text_of(error)}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
+    """Fetch one batch under the fetch policy. None if the loop has a reason to end instead."""
+    source = loop.source
+    assert source is not None
+    if source.prompt:
+        yield from settle(loop)
+
+    def call(*arguments: Any) -> Any:
+        # A connector may change its arguments; the policy must stay the same.
+        return source.fetch.call(*arguments, **copy.deepcopy(source.extra))
+
+    check = partial(batch_problem, size=size)
+    reply = yield from ask(
+        loop, source.fetch, call if source.extra else source.fetch.call, (size,), check=check
+    )
+    if type(reply) is Failed:
+        if reply.exits:
+            return None
+        if reply.limit is not TimeLimit.LOOP and loop.ending() is None:
+            fail(loop, StopReason.FETCH_ERROR, fetch_error(reply))
+        else:
+            logger.warning("the last fetch failed while the loop was ending: %s", text_of(reply.error))
+        return None
+    batch: Sequence[Transaction] = () if reply is None else reply
+    loop.slots.tally.fetches += 1
+    loop.slots.tally.empty_fetches += not batch
+    if loop.watch is not None:
+        loop.watch.record_fetch(empty=not batch)
+    problem = check(batch)
+    if problem:
+        fail(loop, StopReason.FETCH_ERROR, FetchException(problem))
+        return None
+    return batch
+
+
+def fetch_error(reply: Failed) -> FetchException:
+    """The error that the caller of the loop gets for a failed fetch."""
+    if isinstance(reply.error, FetchException):
+        return reply.error
+    timed_out = (
+        reply.limit is not None
+        or any(cls.__name__ == "TimeoutError" for cls in type(reply.error).__mro__)  # redis-py has its own
+        or failure_category(reply.error) is ExceptionCategory.TIMEOUT
+    )
+    cls = FetchTimeoutException if timed_out else FetchException
+    error = cls(f"fetching gave up: {text_of(reply.error)}")
+    error.__cause__ = reply.error
+    return error
 
 
 def is_suspect(loop: Loop, batch: Sequence[Transaction]) -> bool:

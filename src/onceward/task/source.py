@@ -6,14 +6,12 @@ batch or after `SETTLE_INTERVAL`.
 
 from __future__ import annotations
 
-import copy
 import logging
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from functools import partial
 from math import inf
 from typing import Any, Protocol
 
@@ -23,13 +21,9 @@ from onceward._process.forks import forks
 from onceward._process.stop import AsyncStop, BlockingStop
 from onceward.backoff import LONGEST_SLEEP
 from onceward.task.exceptions import (
-    ExceptionCategory,
-    FetchException,
-    FetchTimeoutException,
     LoopError,
     SettlementException,
     TransactionException,
-    failure_category,
 )
 from onceward.task.lifecycle import Step, check_reply, decide, end_forked, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
@@ -199,41 +193,6 @@ class Loop(Work):
         self.slots.submit(batch)
 
 
-def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
-    """Fetch one batch under the fetch policy. None if the loop has a reason to end instead."""
-    source = loop.source
-    assert source is not None
-    if source.prompt:
-        yield from settle(loop)
-
-    def call(*arguments: Any) -> Any:
-        # A connector may change its arguments; the policy must stay the same.
-        return source.fetch.call(*arguments, **copy.deepcopy(source.extra))
-
-    check = partial(batch_problem, size=size)
-    reply = yield from ask(
-        loop, source.fetch, call if source.extra else source.fetch.call, (size,), check=check
-    )
-    if type(reply) is Failed:
-        if reply.exits:
-            return None
-        if reply.limit is not TimeLimit.LOOP and loop.ending() is None:
-            fail(loop, StopReason.FETCH_ERROR, fetch_error(reply))
-        else:
-            logger.warning("the last fetch failed while the loop was ending: %s", text_of(reply.error))
-        return None
-    batch: Sequence[Transaction] = () if reply is None else reply
-    loop.slots.tally.fetches += 1
-    loop.slots.tally.empty_fetches += not batch
-    if loop.watch is not None:
-        loop.watch.record_fetch(empty=not batch)
-    problem = check(batch)
-    if problem:
-        fail(loop, StopReason.FETCH_ERROR, FetchException(problem))
-        return None
-    return batch
-
-
 def batch_problem(batch: Any, size: int) -> str | None:
     """What is wrong with a fetched batch, if anything."""
     if batch is None:
@@ -246,21 +205,6 @@ def batch_problem(batch: Any, size: int) -> str | None:
         if not issubclass(kind, Transaction):
             return f"the connector returned a {kind.__name__}; fetch must return only Transaction objects"
     return None
-
-
-def fetch_error(reply: Failed) -> FetchException:
-    """The error that the caller of the loop gets for a failed fetch."""
-    if isinstance(reply.error, FetchException):
-        return reply.error
-    timed_out = (
-        reply.limit is not None
-        or any(cls.__name__ == "TimeoutError" for cls in type(reply.error).__mro__)  # redis-py has its own
-        or failure_category(reply.error) is ExceptionCategory.TIMEOUT
-    )
-    cls = FetchTimeoutException if timed_out else FetchException
-    error = cls(f"fetching gave up: {text_of(reply.error)}")
-    error.__cause__ = reply.error
-    return error
 
 
 def fail(loop: Loop, reason: StopReason, error: LoopError) -> None:

@@ -144,7 +144,7 @@ def test_config_has_the_code_where_nobody_else_says_anything(shop: str) -> None:
         ("consumers.mail.policy.loop.concurrency.value", 8, "default"),
         ("consumers.mail.policy.loop.timeout", 9.0, "code"),
         ("consumers.mail.policy.loop.limit", 3, "onceward.toml"),
-        ("consumers.mail.policy.loop.mode", "batch", "default"),
+        ("consumers.mail.policy.loop.mode", "continuous", "default"),
         ("producers.place.sink", "sqlite:///others.db", moved),
         ("producers.write.sink", "memory://mails", "code"),
     ]

@@ -37,7 +37,7 @@ from onceward.connectors.jetstream.ledger import (
 from onceward.connectors.jetstream.line import ENDS, HARMLESS, NANOSECONDS, Pull, PulledMessage, QueueLine
 from onceward.connectors.jetstream.records import JetStreamRecords, begin_of, encode, shorten
 from onceward.connectors.lease_rules import BurialReason, Bury, DeadMessage, LeaseRules, describe_failure
-from onceward.connectors.leased_deliveries import LeasedDeliveries, LeasedDelivery, decide
+from onceward.connectors.leased_deliveries import LeasedDeliveries, LeasedDelivery, Leasing, decide
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -61,7 +61,7 @@ _known: dict[tuple[str, str, str], str] = {}
 there is a new connector, and a NATS that came back without its data must not look like a first start."""
 
 
-class JetStreamQueue:
+class JetStreamQueue(Leasing):
     """One stream and one consumer. Its coroutines run in the event loop of NATS."""
 
     def __init__(
@@ -337,13 +337,6 @@ class JetStreamQueue:
             return held.at.reply, answer
         # If its lease may be over, JetStream delivers it now: an answer could end the lease of that delivery.
         return None
-
-    def is_suspect(self, transaction: Transaction) -> bool:
-        return self._deliveries.is_suspect(transaction, self.rules)
-
-    def fetched_here(self, transactions: Sequence[Transaction]) -> list[Transaction]:
-        """Those of these that this connector has delivered."""
-        return [each for each in transactions if id(each) in self._deliveries]
 
     async def extend(self, transactions: Sequence[Transaction]) -> None:
         running: dict[int, tuple[LeasedDelivery, Transaction]] = {}

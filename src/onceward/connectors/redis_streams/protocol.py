@@ -29,7 +29,7 @@ from onceward.connectors.lease_rules import (
     describe_failure,
     read_dead_message,
 )
-from onceward.connectors.leased_deliveries import LeasedDeliveries, LeasedDelivery, decide
+from onceward.connectors.leased_deliveries import LeasedDeliveries, LeasedDelivery, Leasing, decide
 from onceward.connectors.redis_streams import scripts
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
@@ -62,7 +62,7 @@ Exchange = Generator[Sequence[RedisCommand], list[Any], Any]
 """Yields commands to send together, and receives a list of their replies, in which an error stands for its command."""
 
 
-class StreamQueue:
+class StreamQueue(Leasing):
     """One stream, one group, one consumer: all behavior except sending."""
 
     def __init__(
@@ -307,13 +307,6 @@ class StreamQueue:
         self._slack = True
         entries = [each.held[0] for each in found]
         yield from self._evaluate(scripts.HASTEN, (self.group, self.parked, self._lease_ms, *entries))
-
-    def is_suspect(self, transaction: Transaction) -> bool:
-        return self._deliveries.is_suspect(transaction, self.rules)
-
-    def fetched_here(self, transactions: Sequence[Transaction]) -> list[Transaction]:
-        """Those of these that this connector has delivered."""
-        return [each for each in transactions if id(each) in self._deliveries]
 
     def extend(self, transactions: Sequence[Transaction]) -> Exchange:
         found = [(self._deliveries.of(transaction), transaction) for transaction in transactions]
