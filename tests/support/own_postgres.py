@@ -14,6 +14,7 @@ from pathlib import Path
 import psycopg
 
 from onceward.testing.servers import make_socket_directory
+from tests.support.wait import until
 
 
 class OwnPostgres:
@@ -41,9 +42,9 @@ class OwnPostgres:
     def kill_a_backend(self) -> None:
         """SIGKILL: the postmaster cannot know what it left behind, so it ends all others and recovers from its log."""
         query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        with closing(psycopg.connect(self.plain_url)) as connection:
-            pids = [pid for (pid,) in connection.execute(query)]
-        os.kill(pids[0], signal.SIGKILL)
+        with closing(psycopg.connect(self.plain_url, autocommit=True)) as connection:
+            [pid, *_] = until(lambda: connection.execute(query).fetchall())  # clients may be connecting again
+        os.kill(pid[0], signal.SIGKILL)
 
     def signal_all(self, number: signal.Signals) -> None:
         """Send a signal to the server and to all its backends, as if the machine froze or went on."""

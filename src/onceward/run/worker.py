@@ -267,7 +267,7 @@ class Worker:
             return
         from onceward.db.calls import CALLS
 
-        silence = CALLS.connecting() if has_begun else CALLS.oldest()
+        silence = CALLS.connecting()
         if silence is not None and silence >= LAST_WAIT:
             self._leave_at = time.monotonic()
 
