@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from sqlalchemy import create_engine, text
 
 
@@ -46,3 +48,13 @@ def new_schema(url: str) -> Iterator[Schema]:
         yield made
     finally:
         made.drop()
+
+
+@contextmanager
+def url_of(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of an empty database of this kind, `sqlite` or `postgresql`."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder}/shop.db"
+        return
+    with new_schema(request.getfixturevalue("postgres_url")) as schema:
+        yield schema.plain_url

@@ -15,18 +15,15 @@ from onceward.connectors import SqliteConnector
 from onceward.inbox import Inbox
 from onceward.transaction import Transaction
 from tests.support import ROOT
-from tests.support.schema import new_schema
+from tests.support.schema import url_of
 
 KILLED = -9
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/shop.db"
-        return
-    with new_schema(request.getfixturevalue("postgres_url")) as schema:
-        yield schema.plain_url
+    with url_of(request.param, tmp_path, request) as url:
+        yield url
 
 
 def child(url: str, sink: str, point: str) -> int:

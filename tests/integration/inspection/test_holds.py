@@ -17,18 +17,15 @@ from onceward.limits import Limit
 from onceward.limits.records import Wish
 from onceward.storage.database import BlockingStoragePorts, Sql
 from tests.support.limits import engine_of, records_on
-from tests.support.schema import new_schema
+from tests.support.schema import url_of
 
 pytestmark = pytest.mark.req("UI-20")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/shop.db"
-        return
-    with new_schema(request.getfixturevalue("postgres_url")) as schema:
-        yield schema.plain_url
+    with url_of(request.param, tmp_path, request) as url:
+        yield url
 
 
 @pytest.fixture

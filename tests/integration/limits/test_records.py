@@ -16,16 +16,13 @@ from onceward.limits import Limit
 from onceward.limits import records as limit_records
 from onceward.limits.records import AHEAD, LEASE, KeyState, LimitRecords, Wish
 from tests.support.limits import KEYS, closest, engine_of, hammer_together, prepare, records_on
-from tests.support.schema import new_schema
+from tests.support.schema import url_of
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/shop.db"
-        return
-    with new_schema(request.getfixturevalue("postgres_url")) as schema:
-        yield schema.plain_url.replace("postgresql://", "postgresql+psycopg://", 1)
+    with url_of(request.param, tmp_path, request) as url:
+        yield url.replace("postgresql://", "postgresql+psycopg://", 1)
 
 
 @pytest.fixture
