@@ -494,4 +494,11 @@ def test_a_transaction_that_nats_does_not_take_is_refused_and_nothing_is_sent(
 @pytest.mark.req("NJ-05")
 def test_the_largest_batch_arrives_whole_and_in_order(driver: ConnectorDriver) -> None:
     driver.dispatch(*numbered(1000))
-    assert [each.payload for each in driver.fetch(1000)] == list(range(1000))
+    arrived: list[Any] = []
+
+    def are_all_here() -> bool:
+        arrived.extend(each.payload for each in driver.fetch(1000))  # a busy server may need several
+        return len(arrived) >= 1000
+
+    until(are_all_here)
+    assert arrived == list(range(1000))
