@@ -122,6 +122,7 @@ def test_a_redrive_and_its_page_survive_the_death_of_the_server(shop: Shop, chro
             page.fill("[name=rate]", "600")
             page.click("button:has-text('Redrive')")
             page.wait_for_selector("progress")
+            page.wait_for_load_state()
             until(lambda: 0 < shop.letters("resolved") < 40)
             first.signal(signal.SIGKILL)
             first.kill()

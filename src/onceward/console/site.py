@@ -14,16 +14,16 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
 
 from onceward._environment import names_production
 from onceward.app.app import Onceward
 from onceward.connectors.reports import ServerUnreachable
 from onceward.console import boundaries, consumers, letters, limits, overview, records
 from onceward.console.access import Access, Role, is_loopback
+from onceward.console.assets import Assets, version
 from onceward.console.backstage import Backstage
 from onceward.console.guard import ConsoleGuard, allow
-from onceward.console.look import HERE, environment
+from onceward.console.look import environment
 from onceward.deadletters import EditRefusedError, RedriveRefusedError
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.telemetry.redaction import redact
@@ -61,9 +61,13 @@ class Console:
         def at(path: str) -> str:
             return f"{root}{path}"
 
+        def asset(name: str) -> str:
+            return at(f"/static/{name}?v={version()}")
+
         user = getattr(request.state, "user", None)
         common = {
             "app_name": self.backstage.app.name,
+            "asset": asset,
             "at": at,
             "csrf": request.state.token,
             "env": self.backstage.app.settings.env,
@@ -133,7 +137,7 @@ def create(
         routes=[
             *_routes(),
             *_probes(stage, probes),
-            Mount("/static", StaticFiles(directory=HERE / "static")),
+            Mount("/static", Assets()),
         ],
         exception_handlers={
             OncewardError: _explain,

@@ -397,6 +397,17 @@ def test_every_answer_forbids_what_the_console_does_not_serve(shop: Shop) -> Non
         assert not re.findall(r"<script(?! src)|\son\w+=|\sstyle=|<style", page), path
 
 
+@pytest.mark.req("UI-24")
+def test_a_browser_keeps_the_files_of_this_version_and_nothing_else(shop: Shop) -> None:
+    browser = shop.client()
+    named = re.findall(r'(?:href|src)="(/static/[^"]+)"', browser.get("/").text)
+    assert len(named) == 4
+    for path in named:
+        assert "immutable" in browser.get(path).headers["cache-control"]
+        assert browser.get(f"{path.partition('?')[0]}?v=earlier").headers["cache-control"] == "no-store"
+    assert browser.get("/").headers["cache-control"] == "no-store"
+
+
 @pytest.mark.req("UI-06")
 def test_errors_are_pages_that_say_what_to_do(shop: Shop) -> None:
     browser = shop.client()

@@ -31,19 +31,33 @@ _replaced: dict[int, tuple[str, int]] = {}
 _engines: list[Engine] = []
 _writers: list[Any] = []
 """Objects that write to files, and may keep what is written for a while."""
+_frozen: tuple[int, list[Any]] = (0, [])
+"""How many objects were frozen at the last look, and which of them are wanted."""
 
 
 def preload() -> None:
     """Find everything that writes to files or has a pool of connections. In the parent, once for all children."""
-    is_frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()  # frozen objects are not listed
-    everything = gc.get_objects()
-    if is_frozen:
-        gc.freeze()
-    wanted = {io.TextIOWrapper, io.BufferedWriter, *_with_subclasses(Engine)}
-    found = [each for each in everything if type(each) in wanted]  # one pass, by type: there may be a million
+    found = [*_frozen_ones(), *_wanted()]
     _engines[:] = [each for each in found if isinstance(each, Engine) and each.dialect.name != "sqlite"]
     _writers[:] = [each for each in found if not isinstance(each, Engine)]
+
+
+def _frozen_ones() -> list[Any]:
+    """Those among frozen objects, which are not listed. Looking writes to all memory, which forks then copy."""
+    global _frozen
+    if gc.get_freeze_count() > _frozen[0]:
+        gc.unfreeze()
+        found = _wanted()
+        gc.freeze()
+        _frozen = gc.get_freeze_count(), found
+    return _frozen[1]
+
+
+def _wanted() -> list[Any]:
+    kinds = {io.TextIOWrapper, io.BufferedWriter, *_with_subclasses(Engine)}
+    return [
+        each for each in gc.get_objects() if type(each) in kinds
+    ]  # one pass, by type: there may be a million
 
 
 def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
