@@ -31,33 +31,42 @@ _replaced: dict[int, tuple[str, int]] = {}
 _engines: list[Engine] = []
 _writers: list[Any] = []
 """Objects that write to files, and may keep what is written for a while."""
-_frozen: tuple[int, list[Any]] = (0, [])
-"""How many objects were frozen at the last look, and which of them are wanted."""
+_frozen: list[Any] = []
+"""Those of both that are frozen: the garbage collector lists only the others."""
+
+
+class _Mark:
+    """Made after the look at frozen objects. As soon as it is frozen itself, there are new ones."""
+
+
+_mark: _Mark | None = None
 
 
 def preload() -> None:
     """Find everything that writes to files or has a pool of connections. In the parent, once for all children."""
-    found = [*_frozen_ones(), *_wanted()]
+    found = _wanted()
+    if not any(each is _mark for each in found):
+        found = _look_at_frozen()
+    found += _frozen
     _engines[:] = [each for each in found if isinstance(each, Engine) and each.dialect.name != "sqlite"]
-    _writers[:] = [each for each in found if not isinstance(each, Engine)]
+    _writers[:] = [each for each in found if isinstance(each, io.IOBase)]
 
 
-def _frozen_ones() -> list[Any]:
-    """Those among frozen objects, which are not listed. Looking writes to all memory, which forks then copy."""
-    global _frozen
-    if gc.get_freeze_count() > _frozen[0]:
+def _look_at_frozen() -> list[Any]:
+    """Seldom: to look writes to all memory, which a fork then copies."""
+    global _mark
+    if gc.get_freeze_count():
         gc.unfreeze()
-        found = _wanted()
+        _frozen[:] = _wanted()
         gc.freeze()
-        _frozen = gc.get_freeze_count(), found
-    return _frozen[1]
+    _mark = _Mark()
+    return _wanted()
 
 
 def _wanted() -> list[Any]:
-    kinds = {io.TextIOWrapper, io.BufferedWriter, *_with_subclasses(Engine)}
-    return [
-        each for each in gc.get_objects() if type(each) in kinds
-    ]  # one pass, by type: there may be a million
+    """In one pass, by type: there may be a million objects."""
+    kinds = {io.TextIOWrapper, io.BufferedWriter, _Mark, *_with_subclasses(Engine)}
+    return [each for each in gc.get_objects() if type(each) in kinds]
 
 
 def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
