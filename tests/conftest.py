@@ -41,8 +41,9 @@ CORNERS = {"sqlite", "postgresql", "threads", "asyncio"}
 OTHER_CORNERS = ({"sqlite", "asyncio"}, {"postgresql", "threads"})
 MODES = ("threads", "asyncio")
 DATABASES = ("sqlite", "postgresql")
-OF_PROCESSES = [TESTS / "crash", *(TESTS / "integration" / each for each in ("run", "outbox", "failures"))]
-"""Tests that start processes or wait, most of whose time goes into interpreters that start."""
+OF_PARTS = [TESTS / "crash", TESTS / "integration"]
+"""Tests of parts together, which start processes or wait. Each part has tests of its own, in both modes and on both
+databases: tests/unit and tests/conformance."""
 FORKING = TESTS / "integration" / "verify"
 """Tests that fork often. A fork costs more the larger the process is, and a process of the suite grows."""
 USUAL = "not long"
@@ -147,7 +148,7 @@ def _other_corners(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def _other_halves(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of tests of processes in two modes, or on two databases: one of the two, so about half of them keep each."""
+    """Of tests of parts in two modes, or on two databases: one of the two, so about half of them keep each."""
     left_out: set[pytest.Item] = set()
     for either in (MODES, DATABASES):
         found: defaultdict[tuple[str, ...], dict[str, pytest.Item]] = defaultdict(dict)
@@ -155,7 +156,7 @@ def _other_halves(items: list[pytest.Item]) -> Iterator[pytest.Item]:
             parameters = _parameters(item)
             which = next((each for each in either if each in parameters), None)
             is_usual = item not in left_out and not item.get_closest_marker("long")
-            if which and is_usual and any(map(item.path.is_relative_to, OF_PROCESSES)):
+            if which and is_usual and any(map(item.path.is_relative_to, OF_PARTS)):
                 test = (item.nodeid.partition("[")[0], *sorted(parameters - set(either)))
                 found[test][which] = item
         left_out.update(

@@ -317,7 +317,8 @@ def after_plain(cls: Any, name: str, hook: Callable[..., None]) -> None:
 
 
 def work(orders: Orders) -> None:
-    """Consume until SIGTERM."""
+    """Consume until SIGTERM, which waits until the worker can be stopped by it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     logging.basicConfig(filename=orders.folder / f"{orders.name}.log", level=logging.INFO)
     worker = Worker(orders)
     arm(worker)
@@ -347,6 +348,7 @@ def consume(worker: Worker) -> None:
         worker.say("stopping")
 
     signal.signal(signal.SIGTERM, leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     worker.say("ready", "-")
     tell(worker, task.consume_transactions(policy_of(orders)))
 
@@ -378,6 +380,7 @@ async def consume_async(worker: Worker) -> None:
     source = source_of(orders)
     task = AsyncBilling(worker, connectors={"source": source}, services={"inbox": AsyncInbox(engine)})
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     worker.say("ready", "-")
     tell(worker, await task.consume_transactions(policy_of(orders)))
     await engine.dispose()

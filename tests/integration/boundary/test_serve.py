@@ -326,7 +326,16 @@ def warnings_of(data: Path, *options: str, command: Sequence[str] = COMMAND) -> 
 
 @pytest.mark.req("BC-43")
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.2", "127.1", "[::1]", "localhost", "LOCALHOST", "line.test"]
+    "host",
+    [
+        "127.0.0.1",
+        "[::1]",
+        "line.test",
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in ("127.0.0.2", "127.1", "localhost", "LOCALHOST")
+        ),
+    ],
 )
 def test_serving_this_machine_alone_needs_no_warning(tmp_path: Path, host: str) -> None:
     command = [sys.executable, "-c", RENAMED, "boundary"]
@@ -334,7 +343,9 @@ def test_serving_this_machine_alone_needs_no_warning(tmp_path: Path, host: str) 
 
 
 @pytest.mark.req("BC-43")
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "plant.test"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "plant.test", *(pytest.param(each, marks=pytest.mark.long) for each in ("::", "0"))]
+)
 def test_an_address_that_others_reach_is_warned_of(tmp_path: Path, host: str) -> None:
     command = [sys.executable, "-c", RENAMED, "boundary"]
     listen = f"[{host}]:0" if ":" in host else f"{host}:0"

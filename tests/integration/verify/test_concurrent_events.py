@@ -261,8 +261,8 @@ class InsertsOnce(ConsumerTask):
     [
         (Locks, with_accounts),
         (AsyncLocksAName, setup),
-        (Adds, setup),
-        (Compares, with_accounts),
+        pytest.param(Adds, setup, marks=pytest.mark.long),
+        pytest.param(Compares, with_accounts, marks=pytest.mark.long),
         (InsertsOnce, setup),
     ],
 )

@@ -122,8 +122,8 @@ def ship(consumer: Any, scenario: str) -> Any:
     ("consumer", "expected"),
     [
         (ShipsByDay, "its effects differ"),
-        (ShipsByHour, "its effects differ"),
-        (ShipsByCreation, "its effects differ"),
+        pytest.param(ShipsByHour, "its effects differ", marks=pytest.mark.long),
+        pytest.param(ShipsByCreation, "its effects differ", marks=pytest.mark.long),
         (ShipsByHost, "its effects differ"),
         (Sends, "sends a message with another id"),
         (Ships, ""),

@@ -116,21 +116,27 @@ LASTING = "it outlives the transaction on its connection"
     ("statement", "expected"),
     [
         ("CREATE TEMP TABLE IF NOT EXISTS seen (id TEXT)", LASTING),
-        ("SELECT 1 AS one INTO TEMPORARY seen", LASTING),
+        pytest.param("SELECT 1 AS one INTO TEMPORARY seen", LASTING, marks=pytest.mark.long),
         ("SET statement_timeout = 5000", LASTING),
         ("SELECT set_config('app.tenant', 'a', false)", LASTING),
         ("SELECT pg_advisory_lock(7)", LASTING),
-        ("PREPARE seen AS SELECT 1", LASTING),
+        pytest.param("PREPARE seen AS SELECT 1", LASTING, marks=pytest.mark.long),
         ("LISTEN orders", LASTING),
         ("SET LOCAL synchronous_commit = off", "can lose the commit"),
-        ("SELECT set_config('synchronous_commit', 'local', true)", "can lose the commit"),
+        pytest.param(
+            "SELECT set_config('synchronous_commit', 'local', true)",
+            "can lose the commit",
+            marks=pytest.mark.long,
+        ),
         ("SELECT pg_logical_emit_message(false, 'mail', 'x')", "outside the session's transaction"),
         ("CREATE TEMP TABLE seen ON COMMIT DROP AS SELECT 1", None),
         ("SET LOCAL statement_timeout = 5000", None),
-        ("SELECT set_config('app.tenant', coalesce(NULL, 'a'), true)", None),
+        pytest.param(
+            "SELECT set_config('app.tenant', coalesce(NULL, 'a'), true)", None, marks=pytest.mark.long
+        ),
         ("SELECT pg_advisory_xact_lock(7)", None),
-        ("SET LOCAL synchronous_commit = on", None),
-        ("SET CONSTRAINTS ALL DEFERRED", None),
+        pytest.param("SET LOCAL synchronous_commit = on", None, marks=pytest.mark.long),
+        pytest.param("SET CONSTRAINTS ALL DEFERRED", None, marks=pytest.mark.long),
     ],
 )
 def test_what_outlives_the_transaction_on_its_connection_is_found(
