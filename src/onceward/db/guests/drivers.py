@@ -21,6 +21,14 @@ REFUSED = (
     *INSTEAD,
     *("set_autocommit", "set_isolation_level", "set_read_only", "set_deferrable"),
     *("tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback", "pipeline", "backup", "interrupt", "cancel"),
+    *(
+        "add_notice_handler",
+        "add_notify_handler",
+        "set_authorizer",
+        "set_progress_handler",
+        "set_trace_callback",
+    ),
+    *("enable_load_extension", "load_extension", "deserialize", "setconfig", "setlimit"),
 )
 """What would end the transaction, or outlive it."""
 STATEMENTS = ("execute", "executemany")
