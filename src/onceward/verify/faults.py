@@ -240,13 +240,17 @@ class Probe:
                 self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)
                 unanswered = self.fault == Fault(DeliveryBoundary.CALL_FAILS, number)
                 made = len(self.calls)
-                try:
-                    with blockade.in_effect(name), recording(name, key, self.calls, unanswered=unanswered):
+                with (
+                    blockade.in_effect(name),
+                    recording(name, key, self.calls, unanswered=unanswered) as effect,
+                ):
+                    try:
                         result = await inner(call)(key)
-                except EffectRefused:
-                    if unanswered and len(self.calls) == made:  # another call may have been refused
-                        self.misjudged.append(name)
-                    raise
+                    except EffectRefused:
+                        was_unanswered = unanswered and not effect.unanswered
+                        if was_unanswered and len(self.calls) == made:  # another call may have been refused
+                            self.misjudged.append(name)
+                        raise
                 note_writes()  # allowed here
                 self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result
