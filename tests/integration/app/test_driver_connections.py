@@ -251,3 +251,32 @@ def test_verify_fails_statements_with_an_error_of_the_driver(handler: Any, postg
         database=None if handler is hides_the_drivers_error else postgres_url,
     )
     assert "was swallowed" in str(report["exceptions"]), str(report)
+
+
+@on_server.consumer("memory://copying", contract=contract(consumer_id="copying"))
+def copies(payload: dict[str, Any], db: psycopg.Connection[Any]) -> None:
+    with db.cursor() as cursor:
+        with cursor.copy("COPY customers (name) FROM STDIN") as rows:
+            rows.write_row([f"customer {payload['id']}"])
+        assert list(cursor.stream("SELECT 1")) == [(1,)]
+
+
+@on_server.consumer("memory://copying-async", contract=contract(consumer_id="copying-async"))
+async def copies_async(payload: dict[str, Any], db: psycopg.AsyncConnection[Any]) -> None:
+    async with db.cursor() as cursor:
+        async with cursor.copy("COPY customers (name) FROM STDIN") as rows:
+            await rows.write_row([f"customer {payload['id']}"])
+        assert [row async for row in cursor.stream("SELECT 1")] == [(1,)]
+
+
+@pytest.mark.req("IN-07", "IN-08")
+@pytest.mark.parametrize("handler", [copies, copies_async])
+def test_a_copy_of_psycopg_is_a_write_of_the_handler(handler: Any, postgres_url: str) -> None:
+    report = verify_consumer(
+        handler,
+        events=[order(1)],
+        setup=Base.metadata.create_all,
+        only=["clean", "every-type", "exceptions", "outside-calls"],
+        database=postgres_url,
+    )
+    assert "at 5 boundaries" in report["exceptions"].note
