@@ -41,7 +41,7 @@ class Unanswered(TimeoutError, ConnectionError):
     """Raised instead of a call of the provider. It says nothing about the other side."""
 
 
-class RecordedEffect(msgspec.Struct):
+class WatchedEffect(msgspec.Struct):
     name: str
     key: str
     calls: list[OutsideCall]
@@ -49,13 +49,13 @@ class RecordedEffect(msgspec.Struct):
     """Whether the next call gets no answer."""
 
 
-_effect: ContextVar[RecordedEffect | None] = ContextVar("onceward_recorded_effect", default=None)
+_effect: ContextVar[WatchedEffect | None] = ContextVar("onceward_recorded_effect", default=None)
 
 
 @contextmanager
-def recording(name: str, key: str, calls: list[OutsideCall], *, unanswered: bool) -> Iterator[RecordedEffect]:
+def recording(name: str, key: str, calls: list[OutsideCall], *, unanswered: bool) -> Iterator[WatchedEffect]:
     """Record the calls of an effect. The first one is not made if it is to be unanswered."""
-    effect = RecordedEffect(name, key, calls, unanswered)
+    effect = WatchedEffect(name, key, calls, unanswered)
     token = _effect.set(effect)
     try:
         yield effect
