@@ -89,6 +89,7 @@ def leaves_signs(event: Event, session: Any) -> None:
     os.mkfifo(f"{place}-fifo")
     os.mknod(f"{place}-node")
     os.chmod(f"{place}-fifo", 0o600)
+    os.utime(f"{place}-fifo")
     os.kill(os.getpid(), signal.SIGURG)  # which nobody minds
     os.kill(os.getppid(), 0)
 
@@ -292,6 +293,11 @@ def sets_a_timer(event: Event, session: Any) -> None:
     timer.start()  # outside
 
 
+def sets_an_alarm(event: Event, session: Any) -> None:
+    save(event, session)
+    signal.alarm(600)  # outside
+
+
 def submits(event: Event, session: Any) -> None:
     save(event, session)
     ThreadPoolExecutor(1).submit(threading.Event().wait, 0.3)  # outside
@@ -313,7 +319,15 @@ async def calls_later(event: Event, session: Any) -> None:
 
 
 _kept: list[Any] = []
-LEFT_RUNNING = [starts_a_thread, sets_a_timer, submits, registers_work, creates_a_task, calls_later]
+LEFT_RUNNING = [
+    starts_a_thread,
+    sets_a_timer,
+    sets_an_alarm,
+    submits,
+    registers_work,
+    creates_a_task,
+    calls_later,
+]
 
 
 async def creates_a_task_that_calls(event: Event, session: Any) -> None:
@@ -414,6 +428,8 @@ def only_looks_suspicious(event: Event, session: Any) -> None:
     print("an order came", file=DIARY, flush=True)
     Path(os.devnull).write_text("an order came")
     save(event, session)
+    signal.setitimer(signal.ITIMER_REAL, 600)  # a limit, which it takes back
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 CORRECT = [

@@ -63,16 +63,21 @@ class DatabaseCounts:
             ids = {
                 each.tracking_id for like in (messages.done, messages.moved, messages.others) for each in like
             }
-            outcomes = self._outcomes(list(ids))
+            outcomes = self._outcomes(self._consumer, list(ids))
             found = self._by_outcome()
+            others = [each for each in self.registered if each != self._consumer]
+            if found.total() or before:
+                others = []
             records = InboxRecords(
                 outcomes=outcomes,
                 before=before,
                 after=found.total(),
                 superseded=found["superseded"],
+                others={id: other for other in others for id in self._outcomes(other, list(ids))},
                 floor=self._floor,
             )
         return ConsumerLedger(
+            consumer=self._consumer,
             letters=tuple(Letter(bytes(digest), status, place == origin) for digest, status, place in rows),
             purged_before=self._letters_purged_before(),
             records=records,
@@ -108,7 +113,7 @@ class DatabaseCounts:
             found.update(dict(tuple(row) for row in rows))
         return found
 
-    def _outcomes(self, ids: list[str]) -> dict[str, str]:
+    def _outcomes(self, consumer: str, ids: list[str]) -> dict[str, str]:
         from sqlalchemy import bindparam, text
 
         found: dict[str, str] = {}
@@ -117,7 +122,7 @@ class DatabaseCounts:
                 f"SELECT tracking_id, outcome FROM {table} WHERE consumer_id = :consumer AND tracking_id IN :ids"
             ).bindparams(bindparam("ids", expanding=True))
             for begin in range(0, len(ids), PAGE):
-                page = {"consumer": self._consumer, "ids": ids[begin : begin + PAGE]}
+                page = {"consumer": consumer, "ids": ids[begin : begin + PAGE]}
                 found.update(dict(tuple(row) for row in self._execute(query, page)))
         return found
 

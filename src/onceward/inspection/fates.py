@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from onceward._text import quantity
 from onceward.connectors.reports import Messages, Seen, SourceCounts
 from onceward.inspection.balance import (
     Balance,
@@ -46,6 +47,8 @@ class InboxRecords(msgspec.Struct, frozen=True, kw_only=True):
     """How many there are now."""
     superseded: int = 0
     """How many of these are of superseded events."""
+    others: Mapping[str, str] = {}
+    """If this consumer has none at all: those of its messages that another one has recorded, with its name."""
     floor: int | None = None
     """The first day that is kept; records of earlier days may have been purged."""
 
@@ -53,6 +56,7 @@ class InboxRecords(msgspec.Struct, frozen=True, kw_only=True):
 class ConsumerLedger(msgspec.Struct, frozen=True, kw_only=True):
     """What the database has of one consumer."""
 
+    consumer: str = ""
     letters: tuple[Letter, ...] = ()
     purged_before: float | None = None
     """Letters of messages appended before this may have been purged; None if none has been."""
@@ -139,6 +143,7 @@ class _Fates:
                 "another copy, or has done something else with the same id, and the letter is lost: "
                 f"{some(tuple(self.doubtful))}"
             )
+        self._find_earlier_names()
         first = list(groups)[: len(self.missing)]
         if self.missing and not self._messages.is_complete and first == self.missing:
             self.unknown.append(
@@ -148,6 +153,23 @@ class _Fates:
             self.counts["gone"] += len(first)
             self.why_gone = "it is unknown whether they were ever delivered"
             self.missing = []
+
+    def _find_earlier_names(self) -> None:
+        """A consumer without any record may have had another name."""
+        records = self._ledger.records
+        others = {} if records is None else records.others
+        found = [each for each in self.missing if each in others]
+        if not found:
+            return
+        names = ", ".join(sorted({others[each] for each in found}))
+        verb = "has" if len(found) == 1 else "have"
+        self.unknown.append(
+            f"{quantity(len(found), 'message')} {verb} a record of consumer {names}, and {self._ledger.consumer} has "
+            f"none at all: it was renamed, or its records are lost: {some(tuple(found))}"
+        )
+        self.counts["gone"] += len(found)
+        self.why_gone = "another consumer has their records"
+        self.missing = [each for each in self.missing if each not in others]
 
     def _follow_group(self, tracking_id: str, group: _Group) -> None:
         records = self._ledger.records

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -45,18 +46,20 @@ class BoundValues:
     def __init__(self, errors: Iterable[BaseException]) -> None:
         self._spellings: dict[str, str] = {}
         """With each one in lower case."""
-        self._at_commit = False
-        """Whether a commit has failed: the values are those of any earlier statement, and are not known."""
+        self._unknown = False
+        """Whether values are not known: those of a commit are of any earlier statement, and sqlite3 keeps none."""
+        errors = list(errors)
+        self._wrapped = {id(getattr(each, "orig", None)) for each in errors}
         for error in errors:
             with suppress(Exception):  # objects of the user
                 self._look_at(error)
 
     def __bool__(self) -> bool:
-        return self._at_commit or bool(self._spellings)
+        return self._unknown or bool(self._spellings)
 
     def hide(self, text: str) -> str:
         """Replace each value that the text quotes."""
-        if self._at_commit:
+        if self._unknown:
             text = hide_literals(text)
         lower = text.lower()
         found = [each for each, small in self._spellings.items() if small in lower]
@@ -68,14 +71,19 @@ class BoundValues:
     def _look_at(self, error: BaseException) -> None:
         is_wrapped = hasattr(error, "hide_parameters")  # a StatementError of SQLAlchemy
         statement = getattr(error, "statement", None) if is_wrapped else None
-        self._at_commit = self._at_commit or (is_wrapped and statement is None)
+        given = [getattr(error, "params", None)] if is_wrapped else list(_given(error.__traceback__))
+        self._unknown |= (is_wrapped and statement is None) or self._is_of_own_connection(error, given)
         names = _names(error, statement)
-        for bound in [getattr(error, "params", None)] if is_wrapped else _given(error.__traceback__):
+        for bound in given:
             self._add(_spellings(bound), names)
         if isinstance(statement, str):  # a literal may also be a name, unless it has many digits
             literals = (each.strip("'") for each in _LITERAL.findall(statement))
             long = (each for each in literals if sum(map(str.isdigit, each)) >= SHORTEST_VALUE)
             self._add((each for literal in long for each in _texts(literal)), names)
+
+    def _is_of_own_connection(self, error: BaseException, given: list[Any]) -> bool:
+        """Whether it is from sqlite3 itself, which has no frame to look into."""
+        return isinstance(error, sqlite3.Error) and not given and id(error) not in self._wrapped
 
     def _add(self, spellings: Iterable[str], names: set[str]) -> None:
         for each in spellings:

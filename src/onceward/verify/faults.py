@@ -10,8 +10,10 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
+from functools import cache
+from importlib import import_module
 from typing import Any, Literal
 
 import msgspec
@@ -108,6 +110,8 @@ class Probe:
         self._watchdog = watchdog
         self.hold: Callable[[], None] = lambda: None
         """What a fault that holds the transaction open waits for."""
+        self._drivers: Callable[[], frozenset[str]] = frozenset
+        """The drivers whose connections the handler has got, by the names of their modules."""
         self.begin(None)
 
     def begin(self, fault: Fault | None) -> None:
@@ -152,7 +156,7 @@ class Probe:
         kind = InjectedInEffect if boundary in IN_EFFECTS else Injected
         error = kind(f"raised by the verification {fault}")
         if boundary is DeliveryBoundary.STATEMENT_FAILS:
-            raise OperationalError("a statement of the handler", None, error)
+            raise _failed_statement(self._drivers())("a statement of the handler", None, error)
         raise error
 
     # ── the consumer ────────────────────────────────────────────────────────────────────────────────────
@@ -219,7 +223,7 @@ class Probe:
 
         async def observed(operation: Any, *args: Any, **more: Any) -> Any:
             number = self._before(operation, args)
-            with during(Phase.OFF), in_session():
+            with during(Phase.OFF), nullcontext() if _sends(operation) else in_session():
                 result = await run(operation, *args, **more)
             if number:
                 changed = getattr(result, "rowcount", result)  # an ORM or a driver gets its own result
@@ -236,13 +240,17 @@ class Probe:
                 self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)
                 unanswered = self.fault == Fault(DeliveryBoundary.CALL_FAILS, number)
                 made = len(self.calls)
-                try:
-                    with blockade.in_effect(name), recording(name, key, self.calls, unanswered=unanswered):
+                with (
+                    blockade.in_effect(name),
+                    recording(name, key, self.calls, unanswered=unanswered) as effect,
+                ):
+                    try:
                         result = await inner(call)(key)
-                except EffectRefused:
-                    if unanswered and len(self.calls) == made:  # another call may have been refused
-                        self.misjudged.append(name)
-                    raise
+                    except EffectRefused:
+                        was_unanswered = unanswered and not effect.unanswered
+                        if was_unanswered and len(self.calls) == made:  # another call may have been refused
+                            self.misjudged.append(name)
+                        raise
                 note_writes()  # allowed here
                 self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result
@@ -264,6 +272,9 @@ class Probe:
             with during(Phase.OFF):
                 return await run(operation, *args, **more)
 
+        self._drivers = lambda: frozenset(
+            each.kind.family for each in session.guests if each.kind.family != "orm"
+        )
         session.run, session.effect, session.send = outer(observed), outer(effecting), outer(sending)
         try:
             yield
@@ -285,12 +296,24 @@ class Probe:
         return self.effects
 
 
+@cache
+def _failed_statement(drivers: frozenset[str]) -> type[OperationalError]:
+    """What a handler may catch around a statement: SQLAlchemy's error, and those of the drivers that it uses itself."""
+    errors = (import_module(each).OperationalError for each in sorted(drivers))
+    return type("OperationalError", (OperationalError, *errors), {}) if drivers else OperationalError
+
+
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _sends(operation: Any) -> bool:
+    """Whether the inbox writes a message of the handler."""
+    return getattr(operation, "__func__", None) is HandlerSends.write
+
+
 def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
-    if operation in _ALWAYS_WRITES or getattr(operation, "__func__", None) is HandlerSends.write:
+    if operation in _ALWAYS_WRITES or _sends(operation):
         return True
     if operation not in _MAY_WRITE:
         return False

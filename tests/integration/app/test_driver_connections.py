@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from onceward.app.build import open_task, open_task_async
 from onceward.db import SessionError
 from onceward.errors import ConfigurationError
 from onceward.inbox import InboxSession
-from onceward.verify import verify_consumer
+from onceward.verify import examine_consumer, verify_consumer
 from tests.support.orm_shop import Base, OrmShop, contract, order
 from tests.support.schema import new_schema
 
@@ -91,7 +92,9 @@ ONLY_SQLITE = {
     "executescript()": lambda db: db.executescript("SELECT 1"),
     "isolation_level": lambda db: setattr(db, "isolation_level", None),
     "cursor.executescript()": lambda db: db.cursor().executescript("SELECT 1"),
+    "set_trace_callback()": lambda db: db.set_trace_callback(print),
 }
+ONLY_PSYCOPG = {"add_notice_handler()": lambda db: db.add_notice_handler(print)}
 
 
 @pytest.mark.req("IN-08")
@@ -107,12 +110,12 @@ def test_a_connection_of_sqlite3_cannot_end_the_transaction(shop: OrmShop, name:
 
 
 @pytest.mark.req("IN-08")
-@pytest.mark.parametrize("name", MISUSES)
+@pytest.mark.parametrize("name", [*MISUSES, *ONLY_PSYCOPG])
 def test_a_connection_of_psycopg_cannot_end_the_transaction(on_postgresql: OrmShop, name: str) -> None:
     def misuse(db: Any) -> None:
         db.execute(ADD.format("%s"), ["ann"])
         with pytest.raises(SessionError):
-            MISUSES[name](db)
+            {**MISUSES, **ONLY_PSYCOPG}[name](db)
 
     assert "in test_driver_connections.py:" in run(on_postgresql, misuse, psycopg.Connection)
     assert (on_postgresql.rows(NAMES), on_postgresql.done()) == ([], 0)
@@ -219,3 +222,61 @@ def honest(payload: dict[str, Any], db: sqlite3.Connection, orm: Session, sessio
 @pytest.mark.req("IN-07")
 def test_verify_proves_a_handler_with_a_drivers_connection() -> None:
     verify_consumer(honest, events=[order(1), order(2)], setup=Base.metadata.create_all)
+
+
+@proven.consumer("memory://hiding", contract=contract(consumer_id="hiding"))
+def hides_the_drivers_error(payload: dict[str, Any], db: sqlite3.Connection) -> None:
+    with suppress(sqlite3.OperationalError):
+        db.execute(ADD.format("?"), [str(payload["id"])])
+
+
+on_server = Onceward("on-server", database="postgresql://localhost/never-opened")
+
+
+@on_server.consumer("memory://hiding-psycopg", contract=contract(consumer_id="hiding-psycopg"))
+async def hides_the_error_of_psycopg(payload: dict[str, Any], db: psycopg.AsyncConnection[Any]) -> None:
+    with suppress(psycopg.OperationalError):
+        async with db.transaction():
+            await db.execute(ADD.format("%s"), [str(payload["id"])])
+
+
+@pytest.mark.req("IN-07")
+@pytest.mark.parametrize("handler", [hides_the_drivers_error, hides_the_error_of_psycopg])
+def test_verify_fails_statements_with_an_error_of_the_driver(handler: Any, postgres_url: str) -> None:
+    report = examine_consumer(
+        handler,
+        events=[order(1)],
+        setup=Base.metadata.create_all,
+        only=["exceptions"],
+        database=None if handler is hides_the_drivers_error else postgres_url,
+    )
+    assert "was swallowed" in str(report["exceptions"]), str(report)
+
+
+@on_server.consumer("memory://copying", contract=contract(consumer_id="copying"))
+def copies(payload: dict[str, Any], db: psycopg.Connection[Any]) -> None:
+    with db.cursor() as cursor:
+        with cursor.copy("COPY customers (name) FROM STDIN") as rows:
+            rows.write_row([f"customer {payload['id']}"])
+        assert list(cursor.stream("SELECT 1")) == [(1,)]
+
+
+@on_server.consumer("memory://copying-async", contract=contract(consumer_id="copying-async"))
+async def copies_async(payload: dict[str, Any], db: psycopg.AsyncConnection[Any]) -> None:
+    async with db.cursor() as cursor:
+        async with cursor.copy("COPY customers (name) FROM STDIN") as rows:
+            await rows.write_row([f"customer {payload['id']}"])
+        assert [row async for row in cursor.stream("SELECT 1")] == [(1,)]
+
+
+@pytest.mark.req("IN-07", "IN-08")
+@pytest.mark.parametrize("handler", [copies, copies_async])
+def test_a_copy_of_psycopg_is_a_write_of_the_handler(handler: Any, postgres_url: str) -> None:
+    report = verify_consumer(
+        handler,
+        events=[order(1)],
+        setup=Base.metadata.create_all,
+        only=["clean", "every-type", "exceptions", "outside-calls"],
+        database=postgres_url,
+    )
+    assert "at 5 boundaries" in report["exceptions"].note

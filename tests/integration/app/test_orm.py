@@ -153,6 +153,29 @@ def test_a_commit_in_a_listener_is_refused(shop: OrmShop) -> None:
     assert shop.done() == 0
 
 
+@pytest.mark.req("IN-02")
+def test_work_for_after_the_commit_of_this_session_is_refused(shop: OrmShop) -> None:
+    def listen(payload: Any, db: Session, _: Any) -> None:
+        event.listen(db, "after_commit", lambda *_: None)
+        book(payload, db)
+
+    (outcome,) = shop.process(shop.app(listen), order(1))
+    assert "after_commit" in str(outcome.error)
+    assert shop.done() == 0
+
+
+@pytest.mark.req("IN-02")
+def test_listeners_of_all_sessions_may_wait_for_other_commits(shop: OrmShop) -> None:
+    def unused(session: Session) -> None: ...
+
+    event.listen(Session, "after_commit", unused)
+    try:
+        (outcome,) = shop.process(shop.app(book), order(1))
+    finally:
+        event.remove(Session, "after_commit", unused)
+    assert outcome.error is None
+
+
 @pytest.mark.req("IN-03")
 def test_the_flush_at_the_end_is_part_of_the_handler(shop: OrmShop) -> None:
     shop.process(shop.app(book), order(1))

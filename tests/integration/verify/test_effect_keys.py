@@ -116,6 +116,17 @@ class TakesANoForANo(Charges):
         session.effect("charge", call)
 
 
+class RefusesItself(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        def call(key: str) -> str:
+            if session.event.tracking_id == "order-2":
+                raise EffectRefused("too high")
+            return str(cards.charge(5, key=key))
+
+        with suppress(EffectRefused):
+            session.effect("charge", call)
+
+
 class BestEffort(Charges):
     def charge(self, session: Any, cards: Any) -> None:
         def call(key: str) -> None:
@@ -132,7 +143,7 @@ def test_an_effect_that_takes_a_timeout_for_a_refusal_is_found() -> None:
 
 
 @pytest.mark.req("CC-150")
-@pytest.mark.parametrize("consumer", [TakesANoForANo, BestEffort, Charges])
+@pytest.mark.parametrize("consumer", [TakesANoForANo, RefusesItself, BestEffort, Charges])
 def test_an_effect_may_decide_what_to_do_without_an_answer(consumer: Any) -> None:
     report = examine(consumer, "exceptions")
     assert report["exceptions"].result is ScenarioStatus.PASSED, str(report)

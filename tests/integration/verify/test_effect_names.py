@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine
@@ -131,6 +132,60 @@ def ship(consumer: Any, scenario: str) -> Any:
     ],
 )
 def test_a_copy_on_another_day_and_host_has_the_same_effects(consumer: Any, expected: str) -> None:
+    result = ship(consumer, "interpreters")
+    assert result.result is (ScenarioStatus.FAILED if expected else ScenarioStatus.PASSED), result
+    assert expected in str(result)
+
+
+class ShipsWithTheTime(Ships):
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        session.effect("ship", lambda key: self.services["carrier"].ship(1, f"{key}-{self.more()}"))
+
+    def more(self) -> Any:
+        return datetime.now(UTC).second
+
+
+class ShipsWithChance(ShipsWithTheTime):
+    def more(self) -> Any:
+        return uuid4()
+
+
+class ShipsWithANumber(ShipsWithTheTime):
+    def more(self) -> Any:
+        return 2
+
+
+ITEMS = ("apple", "pear", "plum", "quince", "grape", "fig")
+
+
+class ShipsByPlaceInASet(Ships):
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        for number, item in enumerate(set(ITEMS)):
+            session.effect(
+                f"ship-{number}", lambda key, item=item: self.services["carrier"].ship(item, key=key)
+            )
+
+
+class ShipsInTheOrderOfASet(Ships):
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        for item in set(ITEMS):
+            session.effect(
+                f"ship-{item}", lambda key, item=item: self.services["carrier"].ship(item, key=key)
+            )
+
+
+@pytest.mark.req("CC-152")
+@pytest.mark.parametrize(
+    ("consumer", "expected"),
+    [
+        (ShipsWithTheTime, "another key: "),
+        (ShipsWithChance, "another key: "),
+        (ShipsWithANumber, ""),
+        (ShipsByPlaceInASet, "not by its place in a set"),
+        (ShipsInTheOrderOfASet, ""),
+    ],
+)
+def test_a_repetition_has_the_same_key_for_the_same_call(consumer: Any, expected: str) -> None:
     result = ship(consumer, "interpreters")
     assert result.result is (ScenarioStatus.FAILED if expected else ScenarioStatus.PASSED), result
     assert expected in str(result)

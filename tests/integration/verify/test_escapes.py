@@ -172,3 +172,23 @@ def test_a_temporary_table_that_the_handler_drops_is_none() -> None:
 
     report = examine(Drops, "", None)
     assert report.passed, str(report)
+
+
+OWN = "writes to a table of onceward"
+
+
+@pytest.mark.req("CC-151")
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("DELETE FROM onceward_dedup WHERE processed_at < 1000", True),
+        ("UPDATE main.onceward_effects SET state = 'done' WHERE 1 = 0", True),
+        ('WITH old AS (SELECT 1) DELETE FROM "onceward_attempts" WHERE 1 = 0', True),
+        ("SELECT count(*) FROM onceward_dedup", False),
+        ("INSERT INTO bills SELECT 'x', 1 FROM onceward_dedup WHERE 1 = 0", False),
+    ],
+)
+def test_a_write_to_the_records_of_the_inbox_is_found(statement: str, found: bool) -> None:
+    result = examine(Escapes, statement, None)["outside-calls"]
+    assert result.result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED), str(result)
+    assert (OWN in str(result)) is found

@@ -24,10 +24,12 @@ from onceward.inbox.evidence.file import write_evidence
 from onceward.inbox.evidence.keys import public_line
 from onceward.inspection.guarantee_facts import facts_of
 from onceward.inspection.guarantees import judge
+from onceward.inspection.proofs import problem_of
 from onceward.run.run import check
 from onceward.verify import examine_consumer
 from tests.support import commands
 from tests.support.disk import disk
+from tests.support.schema import new_schema
 from tests.verification.proofs import proof
 
 __all__ = ["disk"]
@@ -293,6 +295,24 @@ def test_a_role_that_may_not_read_evidence_is_refused_not_kept_waiting(role: URL
 
 
 def unread(order: dict[str, Any], session: Any) -> None: ...
+
+
+@pytest.mark.req("CC-102")
+@pytest.mark.parametrize("level", ["read committed", "serializable"])
+def test_the_isolation_level_is_checked_before_the_start_too(
+    level: str, postgres_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "evidence.json"
+    with new_schema(postgres_url) as schema:
+        app = Onceward("shop", database=schema.plain_url, evidence=str(file), evidence_unsigned=True)
+        app.consumer(f"sqlite:///{tmp_path}/orders.db", contract=contract("billing", "order"))(unread)
+        [consumer] = app.consumers.values()
+        write_evidence(file, [proof(task_class(consumer), backend="postgresql", isolation=level)], None)
+        problem = problem_of(app, consumer)
+    if level == "read committed":
+        assert problem is None
+    else:
+        assert "verified with the isolation level 'serializable'" in str(problem)
 
 
 EVENT = Transaction(id="1", payload={}, metadata={"event_type": "order"})

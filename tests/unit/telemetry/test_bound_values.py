@@ -6,6 +6,7 @@ import json
 import logging
 import sqlite3
 import uuid
+from contextlib import closing
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -152,6 +153,20 @@ def test_what_a_commit_says_has_no_numbers_and_no_quotes() -> None:
     error = failed(f"card {CARD} of 'Ann Smith' declined in 3 s", None, None)
     scrub(error)
     assert str(error.orig) == "card '…' of '…' declined in 3 s"
+
+
+def test_what_a_connection_of_sqlite3_says_has_no_numbers_and_no_quotes() -> None:
+    def pay(connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("SELECT json_extract('{}', ?)", [f"card-{CARD}"])
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"payment of order 17: {error}")  # noqa: B904
+
+    with closing(sqlite3.connect(":memory:")) as own, pytest.raises(ValueError, match="payment") as caught:
+        pay(own)
+    assert text_of(caught.value).startswith("ValueError: payment of order 17: ")
+    assert CARD not in format_error(caught.value)
+    assert "json_extract('{}', ?)" in format_error(caught.value), "lines of code stay"
 
 
 def test_lines_of_code_in_a_traceback_stay() -> None:

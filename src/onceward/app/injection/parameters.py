@@ -46,6 +46,7 @@ def plain(hint: Any) -> Any:
 
 def guest_kind(hint: Any) -> Kind | None:
     """Whose session or connection an annotation asks for. Imports SQLAlchemy only if it may be one."""
+    hint = get_origin(hint) or hint  # psycopg's connections are generic in their rows
     bases = {each.__module__.partition(".")[0] for each in hint.__mro__} if isinstance(hint, type) else ()
     if not {"sqlalchemy", "sqlite3", "psycopg"}.intersection(bases):
         return None

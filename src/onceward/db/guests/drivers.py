@@ -21,10 +21,17 @@ REFUSED = (
     *INSTEAD,
     *("set_autocommit", "set_isolation_level", "set_read_only", "set_deferrable"),
     *("tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback", "pipeline", "backup", "interrupt", "cancel"),
+    *(
+        "add_notice_handler",
+        "add_notify_handler",
+        "set_authorizer",
+        "set_progress_handler",
+        "set_trace_callback",
+    ),
+    *("enable_load_extension", "load_extension", "deserialize", "setconfig", "setlimit"),
 )
 """What would end the transaction, or outlive it."""
 STATEMENTS = ("execute", "executemany")
-CHECKED = ("copy", "stream")
 
 
 class DriverGuest(Guest):
@@ -93,15 +100,7 @@ class Lent:
         if name in REFUSED:
             instead = INSTEAD.get(name, "it would outlive the transaction of this event; remove the call")
             return lambda *_, **__: guest.refuse(f"{name}()", instead)
-        value = getattr(self._object, name)
-        if name in CHECKED:
-
-            def checked(query: Any, *args: Any, **kwargs: Any) -> Any:
-                guest.check(query)
-                return value(query, *args, **kwargs)
-
-            return checked
-        return value
+        return getattr(self._object, name)
 
 
 class LentCursor(Lent):
@@ -127,6 +126,32 @@ class LentCursor(Lent):
             return self
 
         return ran()
+
+    def copy(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        """psycopg's block of COPY. Its statement is an operation of the session, with what it transfers."""
+        if self._guest.kind.asynchronous:
+            return _opened(self._begun_async(self._real.copy, query, *args, **kwargs))
+        return self._begun(self._real.copy, query, *args, **kwargs)
+
+    def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        """psycopg's rows one by one."""
+        if self._guest.kind.asynchronous:
+            return _each(self._begun_async(self._real.stream, query, *args, **kwargs))
+        return self._begun(self._real.stream, query, *args, **kwargs)
+
+    def _begun(self, function: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the user goes on with, a block or an iterator; it has not run when the operation ends."""
+        (begun,) = self._guest.call(
+            query, lambda *given, **more: (function(*given, **more),), *args, **kwargs
+        )
+        return begun
+
+    async def _begun_async(self, function: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        async def begin(*given: Any, **more: Any) -> Any:
+            return (function(*given, **more),)
+
+        (begun,) = await self._guest.call(query, begin, *args, **kwargs)
+        return begun
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._real)
@@ -194,6 +219,17 @@ class LentDriver(Lent):
         self._guest.refuse("`async with connection:`", AT_RETURN)
 
     async def __aexit__(self, *_: object) -> None: ...
+
+
+@asynccontextmanager
+async def _opened(begun: Any) -> AsyncIterator[Any]:
+    async with await begun as block:
+        yield block
+
+
+async def _each(begun: Any) -> AsyncIterator[Any]:
+    async for row in await begun:
+        yield row
 
 
 @contextmanager

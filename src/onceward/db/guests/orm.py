@@ -22,6 +22,10 @@ FAILED = (
     "a flush failed in this handler, which undid what its session had written; let the error propagate, or put what "
     "may fail into `with session.begin_nested():`, and catch it around that"
 )
+NEVER = (
+    "a listener of after_commit on this session would never be called: the commit is the inbox's, and comes when the "
+    "handler has returned; publish a message with the inbox's session, which is sent after it"
+)
 CLOSE = "the inbox ends the session when the handler returns; remove the call"
 
 
@@ -47,11 +51,13 @@ class OrmGuest(Guest):
 
     def flush(self) -> None:
         orm = self.orm
+        if orm.dispatch.after_commit.listeners:  # of this session; those of a class have other commits
+            raise SessionError(NEVER)
         if not orm.in_transaction() and not self.has_changes:
             return
         if not orm.is_active:
             raise SessionError(FAILED)
-        # Listeners may add to the flush. There is no `after_commit`: the commit is the inbox's, and comes later.
+        # Listeners may add to the flush.
         orm.dispatch.before_commit(orm)
         orm.flush()
 

@@ -18,8 +18,11 @@ from onceward.verify.messages import MESSAGES, ids_of
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, NotChecked, SharedDatabase, Trial, unsettled
-from onceward.verify.watch.calls import LIKE_A_KEY, MESSAGE, OutsideCall
+from onceward.verify.watch.calls import KEY, LIKE_A_KEY, MESSAGE, OutsideCall
 
+Place = tuple[str, str, str, int]
+"""Of a call: event, effect, name and number."""
+Arguments = Mapping[str, str]
 _CAUSES = "hash(), the order of a set, an id or time made at import, the process id, or a counter in a module"
 
 
@@ -36,6 +39,7 @@ def interpreters(trial: Trial) -> Assessment:
         if not crashes:
             story = "delivered in another interpreter"
         findings = _compare_rows(trial, story, rows) + _compare_calls(trial, story, deliveries)
+        findings += _compare_keyed(trial, story, deliveries)
         findings += _compare_messages(trial, story, deliveries)
         if findings:
             break
@@ -59,6 +63,7 @@ def _elsewhere(trial: Trial) -> list[Finding]:
     there, here = rows[tables.EFFECTS], trial.oracle[tables.EFFECTS]
     if there == here:
         findings = _compare_calls(trial, story, deliveries) + _compare_messages(trial, story, deliveries)
+        findings += _compare_keyed(trial, story, deliveries)
         return findings + _compare_sends(trial, story, rows)
     lines = [f"{_effect(row)} is missing" for row in here - there]
     lines += [f"{_effect(row)} is there instead" for row in there - here]
@@ -156,6 +161,48 @@ def _compare_calls(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> 
     return findings
 
 
+def _compare_keyed(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> Iterator[Finding]:
+    """Calls with the key of the effect, if they add something to it that differs, or change places with each other."""
+    first, there = _calls(trial.deliveries), _calls(deliveries)
+    for place, call in first.items():
+        event, effect, name, _ = place
+        if place not in there or not call.has_key or name == MESSAGE:
+            continue
+        mine, other = call.arguments, there[place].arguments
+        with_key = [each for each, value in mine.items() if KEY in value and LIKE_A_KEY.search(each)]
+        if with_key and not any(KEY in value and other.get(each) == value for each, value in mine.items()):
+            lines = [f"{each}: {mine[each]:.80} became {other.get(each, 'nothing'):.80}" for each in with_key]
+            yield Finding(
+                f"{story}, effect {effect!r} of event {event!r} calls {name} with another key: what it adds to the key "
+                "that session.effect passes differs, so the provider cannot know that it is the same call. Pass that "
+                "key as it is, or add something fixed to it",
+                tuple(lines),
+            )
+        elif (taken := _taken_from(place, mine, other, first)) is not None:
+            yield Finding(
+                f"{story}, effect {effect!r} of event {event!r} makes the call of {name} that effect {taken!r} made "
+                "before. So after a crash one call is made twice, with two keys, and another is never made. Name an "
+                "effect by what it is about, such as its item, and not by its place in a set",
+                tuple(f"{each}: {mine[each]:.80} became {other[each]:.80}" for each in _changed(mine, other)),
+            )
+            return
+
+
+def _taken_from(
+    place: Place, mine: Arguments, other: Arguments, first: Mapping[Place, OutsideCall]
+) -> str | None:
+    """The effect of the same event whose call this is now."""
+    event, effect, name, _ = place
+    if not _changed(mine, other):
+        return None
+    same = (each for each, call in first.items() if call.arguments == other and each[::2] == (event, name))
+    return next((each[1] for each in same if each[1] != effect), None)
+
+
+def _changed(mine: Arguments, other: Arguments) -> list[str]:
+    return [each for each, value in mine.items() if each in other and other[each] != value]
+
+
 def _compare_messages(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> list[Finding]:
     """Messages of effects that have another id each time: their consumer takes the copy for another message."""
     first, there = _calls(trial.deliveries), _calls(deliveries)
@@ -172,9 +219,7 @@ def _compare_messages(trial: Trial, story: str, deliveries: Sequence[Delivery]) 
     ]
 
 
-def _varying(
-    event: str, arguments: Mapping[str, str], twin: Mapping[str, str], other: Mapping[str, str]
-) -> Iterator[str]:
+def _varying(event: str, arguments: Arguments, twin: Arguments, other: Arguments) -> Iterator[str]:
     """Arguments that make another call of it.
 
     The time of the call, or the id of a worker, may change beside a key of the consumer's own.
@@ -186,10 +231,9 @@ def _varying(
             yield name
 
 
-def _calls(deliveries: Sequence[Delivery]) -> dict[tuple[str, str, str, int], OutsideCall]:
-    """By event, effect, name and number."""
+def _calls(deliveries: Sequence[Delivery]) -> dict[Place, OutsideCall]:
     numbers: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-    found: dict[tuple[str, str, str, int], OutsideCall] = {}
+    found: dict[Place, OutsideCall] = {}
     for delivery in deliveries:
         for call in delivery.calls:
             place = (delivery.event, call.effect, call.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -37,6 +38,7 @@ _STARTERS = ("threading", "concurrent", "asyncio", "multiprocessing")
 """Packages through which user code starts something."""
 _DATABASES = (*intrusions.SESSIONS, "sqlalchemy.")
 """Their threads serve connections, on which statements are watched."""
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _revived: WeakSet[Executor] = WeakSet()
 _waited_for: set[str] = set()
 _finalizers: list[tuple[Any, Scope, str | None]] = []
@@ -52,6 +54,8 @@ def install() -> None:
     _replace(asyncio.BaseEventLoop, "create_task", _create_task)
     for name, position in (("call_soon", 1), ("call_later", 2), ("call_at", 2), ("call_soon_threadsafe", 1)):
         _replace(asyncio.BaseEventLoop, name, partial(_call, position))
+    for name in ("alarm", "setitimer"):
+        _replace(signal, name, _alarm)
     _replace(atexit, "register", _register)
     _replace(finalize, "__init__", _finalize)
 
@@ -147,6 +151,15 @@ def _call(position: int, real: Any, *args: Any, **more: Any) -> Any:
     handle = real(*args[:position], call, *args[position + 1 :], **{**more, "context": context})
     _keep("a callback", where, frame, lambda: ended.is_set() or handle.cancelled())
     return handle
+
+
+def _alarm(real: Any, *args: Any) -> Any:
+    """A timer of the process, which ends with a signal."""
+    frame = sys._getframe(2)
+    _, where = _inherit(frame)
+    left = real(*args)
+    _keep("a timer", where, frame, lambda: not any(signal.getitimer(each)[0] for each in _TIMERS))
+    return left
 
 
 def _register(real: Any, function: Any, /, *args: Any, **more: Any) -> Any:

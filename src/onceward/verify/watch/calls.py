@@ -41,7 +41,7 @@ class Unanswered(TimeoutError, ConnectionError):
     """Raised instead of a call of the provider. It says nothing about the other side."""
 
 
-class _Effect(msgspec.Struct):
+class WatchedEffect(msgspec.Struct):
     name: str
     key: str
     calls: list[OutsideCall]
@@ -49,15 +49,16 @@ class _Effect(msgspec.Struct):
     """Whether the next call gets no answer."""
 
 
-_effect: ContextVar[_Effect | None] = ContextVar("onceward_recorded_effect", default=None)
+_effect: ContextVar[WatchedEffect | None] = ContextVar("onceward_recorded_effect", default=None)
 
 
 @contextmanager
-def recording(name: str, key: str, calls: list[OutsideCall], *, unanswered: bool) -> Iterator[None]:
+def recording(name: str, key: str, calls: list[OutsideCall], *, unanswered: bool) -> Iterator[WatchedEffect]:
     """Record the calls of an effect. The first one is not made if it is to be unanswered."""
-    token = _effect.set(_Effect(name, key, calls, unanswered))
+    effect = WatchedEffect(name, key, calls, unanswered)
+    token = _effect.set(effect)
     try:
-        yield
+        yield effect
     finally:
         _effect.reset(token)
 

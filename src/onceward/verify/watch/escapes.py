@@ -76,6 +76,10 @@ NOT_DURABLE = (
     "a crash of the database server can lose the commit when the message is acknowledged already: the event is lost, "
     "and so is the record that it was done. Leave synchronous_commit on"
 )
+OWN_TABLES = (
+    "the inbox decides by these records what has been done, and a changed one lets an event run again, or never. "
+    "Leave them to onceward; its commands hold, release and purge them"
+)
 _DBLINK = re.compile(r"\bdblink\s*\(")
 _TEXT = re.compile(r"'((?:[^']|'')*)'|\$(\w*)\$(.*?)\$\2\$", re.DOTALL)
 _BLOCK = re.compile(r"\b(?:begin|then|else|loop)\b", re.IGNORECASE)
@@ -136,6 +140,9 @@ def escape_of(sql: str, foreign_tables: Callable[[], Collection[str]]) -> Escape
             return Escape(_ELSEWHERE)
         if (attaching := _ATTACH.match(statement)) and not _IN_MEMORY.search(sql):
             _attached.add(attaching[1])
+        targets = (*_TARGET.findall(statement), *_CREATES.findall(statement))
+        if own := [each for each in map(plain_name, targets) if each.startswith("onceward_")]:
+            return Escape(f"writes to a table of onceward, {own[0]!r}", False, OWN_TABLES)
         target = _TARGET.search(statement) or _CREATES.match(statement)
         schema, _, table = target[1].rpartition(".") if target else ("", "", "")
         if schema in _attached:

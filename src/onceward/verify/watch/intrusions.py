@@ -62,6 +62,7 @@ WATCHED = {
     "os.mkdir": "created the directory {0}",
     "os.rmdir": "removed the directory {0}",
     "os.chmod": "changed the mode of the file {0}",
+    "os.utime": "changed the time of the file {0}",
     "os.chown": "changed the owner of the file {0}",
     "os.setxattr": "changed an attribute of the file {0}",
     "shutil.copyfile": "copied the file {0}",
