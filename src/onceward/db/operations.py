@@ -245,10 +245,11 @@ def _is_observed(connection: Connection) -> bool:
     """Whether somebody wants to see or change what SQLAlchemy sends to the driver."""
     if connection._echo:
         return True
-    if not (connection._has_events or connection.engine._has_events):
+    engine = connection.engine
+    if not (connection._has_events or engine._has_events):
         return False
-    heard: Any = connection.dispatch
-    ours = CALLS.watches(connection.engine)
+    heard: Any = (connection if connection._has_events else engine).dispatch
+    ours = CALLS.watches(engine)
     return bool(
         len(heard.before_cursor_execute) > ours
         or len(heard.after_cursor_execute) > ours

@@ -37,11 +37,12 @@ class PartTransaction(DbTransaction):
 
     @property
     def connection(self) -> Connection:
-        connection = super().connection
+        self.check_usable()
+        assert self._connection is not None
         if not self._has_begun:
             self.take_words()
-            self.backend.begin_part(connection, self._number)
-        return connection
+            self.backend.begin_part(self._connection, self._number)
+        return self._connection
 
     def take_words(self) -> Sequence[str]:
         if self._has_begun:

@@ -108,7 +108,7 @@ class DbTransaction:
         return ()
 
     def check_usable(self) -> None:
-        if self.is_of_parent:
+        if self._generation != forks.generation:
             raise SessionError(FORKED)
         if self._state is not SessionState.OPEN:
             self._refuse(CANNOT_USE)

@@ -143,26 +143,25 @@ class Sqlite:
         self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
         driver: Any = connection.connection.driver_connection
-        if before:
-            # Outside a transaction a savepoint would begin one, and its end would commit.
-            self._check_open(connection)
-        statements = [*((words, ()) for words in before), (sql, values)]
-        result: tuple[int, Any] = (-1, None)
-        try:
-            if isinstance(driver, sqlite3.Connection):
-                for text, given in statements:
-                    result = _run(driver, text, given)
-                return result
-            takes = getattr(driver, "takes", None)
-            if takes is None or not (driver.takes_more and all(takes(text) for text, _ in statements)):
+        if before and not driver.in_transaction:
+            # A savepoint would begin a transaction, and its end would commit.
+            raise SessionError(ENDED_WITHIN)
+        plain = driver
+        if not isinstance(driver, sqlite3.Connection):
+            if not (hasattr(driver, "takes") and driver.takes(sql) and driver.takes_more):
                 return None
-            for text, given in statements:
-                result = driver.run_here(text, partial(_run, driver._conn, text, given))
+            plain = driver._conn
+        try:
+            for words in before:
+                plain.execute(words)
+            if plain is driver:
+                return _run(plain, sql, values)
+            result: tuple[int, Any] = driver.run_here(sql, partial(_run, plain, sql, values))
             return result
         except sqlite3.Error as error:
             if getattr(error, "broken_off", False) and not before and driver.in_transaction:
                 return None  # it has changed nothing, and goes to the thread
-            connection._handle_dbapi_exception(error, text, given, None, None)
+            connection._handle_dbapi_exception(error, sql, values, None, None)
 
     def _check_open(self, connection: Connection) -> None:
         if self.has_ended(connection):
