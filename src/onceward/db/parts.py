@@ -37,12 +37,11 @@ class PartTransaction(DbTransaction):
 
     @property
     def connection(self) -> Connection:
-        self.check_usable()
-        assert self._connection is not None
+        connection = self.usable
         if not self._has_begun:
             self.take_words()
-            self.backend.begin_part(self._connection, self._number)
-        return self._connection
+            self.backend.begin_part(connection, self._number)
+        return connection
 
     def take_words(self) -> Sequence[str]:
         if self._has_begun:
@@ -50,6 +49,11 @@ class PartTransaction(DbTransaction):
         self._has_begun = True
         self._whole.parts += 1
         return self.backend.part_words(self._number)
+
+    def return_words(self, words: Sequence[str]) -> None:
+        if words:
+            self._has_begun = False
+            self._whole.parts -= 1
 
     def open_with_canceller(self) -> None:
         """In threads: a statement of this part is canceled if the attempt runs out of time."""

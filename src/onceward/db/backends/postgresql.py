@@ -11,6 +11,7 @@ from sqlalchemy import BigInteger, Connection, Engine, func, literal, select, te
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.util import await_only
 
+from onceward.db.backends.driver_errors import translate, translate_async
 from onceward.db.calls import CALLS
 from onceward.errors import ConfigurationError
 
@@ -118,19 +119,28 @@ class PostgreSql:
     def direct(
         self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
-        lent: Any = connection.connection
-        driver = lent.driver_connection
+        if connection.dialect.is_async:
+            return await_only(self.direct_async(connection, sql, values, before))
+        driver: Any = connection.connection.driver_connection
         if not hasattr(driver, "pipeline"):  # not psycopg 3
             return None
-        CALLS.begin(lent.dbapi_connection)
-        try:
-            if connection.dialect.is_async:
-                return await_only(_send_async(driver, sql, values, before))
-            return _send(driver, sql, values, before)
-        except connection.dialect.loaded_dbapi.Error as error:
-            connection._handle_dbapi_exception(error, sql, values, None, None)
-        finally:
-            CALLS.end(lent.dbapi_connection)
+        with CALLS.call(connection):
+            try:
+                return _send(driver, sql, values, before)
+            except connection.dialect.loaded_dbapi.Error as error:
+                translate(connection, error, sql, values)
+
+    async def direct_async(
+        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+    ) -> tuple[int, Any] | None:
+        driver: Any = connection.connection.driver_connection
+        if not hasattr(driver, "pipeline"):
+            return None
+        with CALLS.call(connection):
+            try:
+                return await _send_async(driver, sql, values, before)
+            except connection.dialect.loaded_dbapi.Error as error:
+                await translate_async(connection, error, sql, values)
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         # The xact form is released when the transaction ends, so it cannot leak with a pooled connection.

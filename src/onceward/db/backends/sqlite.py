@@ -21,6 +21,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.pool import Pool
 
 from onceward._files.identity import OpenFile, companions_of
+from onceward.db.backends.driver_errors import translate, translate_async
 from onceward.db.errors import ENDED_WITHIN, SessionError
 
 DUPLICATE: Final = frozenset(
@@ -142,26 +143,43 @@ class Sqlite:
     def direct(
         self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
+        try:
+            return self._run_here(connection, sql, values, before)
+        except sqlite3.Error as error:
+            translate(connection, error, sql, values)
+
+    async def direct_async(
+        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+    ) -> tuple[int, Any] | None:
+        try:
+            return self._run_here(connection, sql, values, before)
+        except sqlite3.Error as error:
+            await translate_async(connection, error, sql, values)
+
+    def _run_here(
+        self, connection: Connection, sql: str, values: Any, before: Sequence[str]
+    ) -> tuple[int, Any] | None:
+        """Run it in this thread, if it may run there."""
         driver: Any = connection.connection.driver_connection
         if before and not driver.in_transaction:
             # A savepoint would begin a transaction, and its end would commit.
             raise SessionError(ENDED_WITHIN)
-        plain = driver
-        if not isinstance(driver, sqlite3.Connection):
-            if not (hasattr(driver, "takes") and driver.takes(sql) and driver.takes_more):
-                return None
-            plain = driver._conn
-        try:
+        if isinstance(driver, sqlite3.Connection):
             for words in before:
-                plain.execute(words)
-            if plain is driver:
-                return _run(plain, sql, values)
+                driver.execute(words)
+            return _run(driver, sql, values)
+        if not (hasattr(driver, "takes") and driver.takes(sql) and driver.takes_more):
+            return None
+        plain = driver._conn
+        for words in before:
+            plain.execute(words)
+        try:
             result: tuple[int, Any] = driver.run_here(sql, partial(_run, plain, sql, values))
             return result
         except sqlite3.Error as error:
             if getattr(error, "broken_off", False) and not before and driver.in_transaction:
                 return None  # it has changed nothing, and goes to the thread
-            connection._handle_dbapi_exception(error, sql, values, None, None)
+            raise
 
     def _check_open(self, connection: Connection) -> None:
         if self.has_ended(connection):

@@ -38,10 +38,10 @@ class SqliteStore(Store):
                 WHERE h.consumer_id = :consumer AND h.tracking_id = onceward_dedup.tracking_id)
     """
 
-    def admit(self, transaction: DbTransaction, key: Key, digest: Digest, *, letters: bool = True) -> bool:
+    def admission(self, key: Key, digest: Digest) -> tuple[str, dict[str, Any]]:
         consumer, tracking, day = key
         now = self._clock()
-        values = {
+        return _ADMIT, {
             "consumer": consumer,
             "tracking": tracking,
             "day": day,
@@ -50,10 +50,12 @@ class SqliteStore(Store):
             "payload": digest.payload,
             "now": now,
         }
-        if run_first(transaction, _ADMIT, values)[0] != 1:
+
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
+        sql, values = self.admission(key, digest)
+        if run_first(transaction, sql, values)[0] != 1:
             return False
-        if letters:
-            run_first(transaction, _RESOLVE, values)
+        run_first(transaction, _RESOLVE, values)
         return True
 
     def resolve_letters(
