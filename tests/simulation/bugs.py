@@ -81,7 +81,14 @@ def dedup_by_day() -> Iterator[None]:
             return method(self, transaction, key, *more, **named)
 
         by_day[name] = with_day
-    with patch.multiple(SqliteStore, **by_day):
+    admit = EventProcessor.admit
+
+    async def admit_by_day(self: Any, attempt: Any, session: Any, **named: Any) -> Any:
+        values = {"tracking": attempt.key.tracking_id, "day": attempt.key.day}
+        await session.apply(lambda transaction: self.store.run(transaction, other_days, **values))
+        return await admit(self, attempt, session, **named)
+
+    with patch.multiple(SqliteStore, **by_day), patch.object(EventProcessor, "admit", admit_by_day):
         yield
 
 

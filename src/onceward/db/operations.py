@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from math import isfinite
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy import (
     ClauseElement,
@@ -60,16 +60,84 @@ DEFAULT_TIMEOUT: Final = 10.0
 """Seconds to wait for a lock."""
 
 
-def execute(transaction: DbTransaction, sql: Sql, params: Params | Sequence[Params] | None) -> int:
+class OneStatement(Generic[T]):
+    """An operation that is one text. The driver runs it without SQLAlchemy, and in asyncio without a greenlet, unless
+    somebody watches the statements of the engine."""
+
+    def __init__(
+        self,
+        given: Callable[..., tuple[str, Params] | None],
+        result: Callable[[int, Any], T],
+        otherwise: Callable[..., T],
+    ) -> None:
+        """`given(…)` returns the text and its values, from the arguments of the operation, and `result(rows, first)`
+        what it returns. None: the driver cannot run it, and `otherwise` does."""
+        self._given = given
+        self._result = result
+        self._otherwise = otherwise
+
+    def __call__(self, transaction: DbTransaction, *args: Any) -> T:
+        given = self._given(*args)
+        found = None if given is None else _direct(transaction, *given)
+        return self._otherwise(transaction, *args) if found is None else self._result(*found)
+
+    async def at_once(self, transaction: DbTransaction, *args: Any) -> tuple[T] | None:
+        """Run it in asyncio. None if nothing was run, and it has to be called in a greenlet."""
+        given = self._given(*args)
+        call = None if given is None else _prepare(transaction, *given)
+        if call is None:
+            return None
+        found = await transaction.backend.direct_async(*call)
+        if found is None:
+            transaction.return_words(call[-1])
+            return None
+        return (self._result(*found),)
+
+
+def _direct(transaction: DbTransaction, sql: str, params: Params) -> tuple[int, Any] | None:
+    """Run a text on the driver, with what has to come before it. Returns the rows affected and the first row; None if
+    nothing was run."""
+    call = _prepare(transaction, sql, params)
+    if call is None:
+        return None
+    found = transaction.backend.direct(*call)
+    if found is None:
+        transaction.return_words(call[-1])
+    return found
+
+
+def _prepare(
+    transaction: DbTransaction, sql: str, params: Params
+) -> tuple[Connection, str, Any, Sequence[str]] | None:
+    """What the backend gets to run a text on the driver. None if SQLAlchemy has to run it."""
+    connection = transaction.usable
+    if _is_observed(connection):
+        return None
+    driver_sql, names, in_order = _compiled(sql, connection.dialect)
+    _check(connection, sql)
+    try:
+        values = [params[name] for name in names]
+    except KeyError:
+        return None  # it says what is missing
+    given = values if in_order else dict(zip(names, values, strict=True))
+    return connection, driver_sql, given, transaction.take_words()
+
+
+def execute_by_sqlalchemy(
+    transaction: DbTransaction, sql: Sql, params: Params | Sequence[Params] | None
+) -> int:
     if params is not None and not params and not isinstance(params, Mapping):
         return 0  # an empty list; SQLAlchemy would run the statement once, without parameters
-    words = _words(sql)
-    if words is not None and (params is None or isinstance(params, Mapping)):
-        found = direct(transaction, words, params or {})
-        if found is not None:
-            return found[0]
     with _result(transaction, sql, params) as result:
         return int(result.rowcount)
+
+
+def _given(sql: Sql, params: Params | Sequence[Params] | None) -> tuple[str, Params] | None:
+    words = _words(sql)
+    return (words, params or {}) if words is not None and isinstance(params, Mapping | None) else None
+
+
+execute: Final = OneStatement(_given, lambda rows, first: rows, execute_by_sqlalchemy)
 
 
 def execute_scalar(transaction: DbTransaction, sql: Sql, params: Params | None) -> Any:
@@ -210,34 +278,16 @@ def row_is(target: TableClause, key: Mapping[str, Any]) -> ColumnElement[bool]:
     return and_(*(_equals(target.c[name], key[name], f"{prefix}{n}") for n, name in enumerate(key)))
 
 
-def direct(
-    transaction: DbTransaction, sql: str, params: Params, before: Sequence[str] = ()
-) -> tuple[int, Any] | None:
-    """Run a text on the driver, and return the rows affected and the first row. None if SQLAlchemy has to run it."""
-    connection = transaction.connection
-    if _is_observed(connection):
-        return None
-    driver_sql, names, in_order = _compiled(sql, connection.dialect)
-    _check(connection, sql)
-    try:
-        values = [params[name] for name in names]
-    except KeyError:
-        return None  # it says what is missing
-    given = values if in_order else dict(zip(names, values, strict=True))
-    return transaction.backend.direct(connection, driver_sql, given, before)
-
-
 def run_first(transaction: DbTransaction, sql: str, params: Params) -> tuple[int, Any]:
     """Run a text of our own, in one call with what has to come before it in its transaction, if that is possible.
     Returns the rows affected and the first row."""
-    before = transaction.take_words()
-    found = direct(transaction, sql, params, before)
-    if found is not None:
-        return found
-    connection = transaction.connection
-    for words in before:
-        connection.exec_driver_sql(words).close()
-    with connection.execute(_text(sql), params, execution_options={"preserve_rowcount": True}) as result:
+    found = _direct(transaction, sql, params)
+    return run_by_sqlalchemy(transaction, sql, params) if found is None else found
+
+
+def run_by_sqlalchemy(transaction: DbTransaction, sql: str, params: Params) -> tuple[int, Any]:
+    options = {"preserve_rowcount": True}
+    with transaction.connection.execute(_text(sql), params, execution_options=options) as result:
         return int(result.rowcount), result.first() if result.returns_rows else None
 
 
@@ -245,10 +295,11 @@ def _is_observed(connection: Connection) -> bool:
     """Whether somebody wants to see or change what SQLAlchemy sends to the driver."""
     if connection._echo:
         return True
-    if not (connection._has_events or connection.engine._has_events):
+    engine = connection.engine
+    if not (connection._has_events or engine._has_events):
         return False
-    heard: Any = connection.dispatch
-    ours = CALLS.watches(connection.engine)
+    heard: Any = (connection if connection._has_events else engine).dispatch
+    ours = CALLS.watches(engine)
     return bool(
         len(heard.before_cursor_execute) > ours
         or len(heard.after_cursor_execute) > ours

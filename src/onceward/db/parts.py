@@ -37,7 +37,7 @@ class PartTransaction(DbTransaction):
 
     @property
     def connection(self) -> Connection:
-        connection = super().connection
+        connection = self.usable
         if not self._has_begun:
             self.take_words()
             self.backend.begin_part(connection, self._number)
@@ -49,6 +49,11 @@ class PartTransaction(DbTransaction):
         self._has_begun = True
         self._whole.parts += 1
         return self.backend.part_words(self._number)
+
+    def return_words(self, words: Sequence[str]) -> None:
+        if words:
+            self._has_begun = False
+            self._whole.parts -= 1
 
     def open_with_canceller(self) -> None:
         """In threads: a statement of this part is canceled if the attempt runs out of time."""

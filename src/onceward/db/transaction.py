@@ -99,6 +99,11 @@ class DbTransaction:
 
     @property
     def connection(self) -> Connection:
+        return self.usable
+
+    @property
+    def usable(self) -> Connection:
+        """The connection, for a statement that comes with what `take_words` returns."""
         self.check_usable()
         assert self._connection is not None
         return self._connection
@@ -107,8 +112,11 @@ class DbTransaction:
         """The statements that must come before any other, if there are some left. The caller runs them."""
         return ()
 
+    def return_words(self, words: Sequence[str]) -> None:
+        """What was taken was not run."""
+
     def check_usable(self) -> None:
-        if self.is_of_parent:
+        if self._generation != forks.generation:
             raise SessionError(FORKED)
         if self._state is not SessionState.OPEN:
             self._refuse(CANNOT_USE)
@@ -167,20 +175,27 @@ class DbTransaction:
         self, operation: Callable[Concatenate[DbTransaction, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run one operation of the session, and remember its failure: the commit must not ignore it."""
+        self.check_running()
+        try:
+            return operation(self, *args, **kwargs)
+        except BaseException as error:
+            self.note(error)
+            raise
+
+    def check_running(self) -> None:
+        """Raise unless an operation may begin."""
         self.check_usable()
         if self.token is not None and self.token.expired:
             raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
-        try:
-            return operation(self, *args, **kwargs)
-        except StatementError as error:
+
+    def note(self, error: BaseException) -> None:
+        """An operation has failed."""
+        if isinstance(error, StatementError):
             scrub(error)
             if isinstance(error, DBAPIError):
                 self.fail(error)
-            raise
-        except BaseException as error:
-            if not isinstance(error, Exception):  # an interrupt: how far the statement got is unknown
-                self.lose(error)
-            raise
+        elif not isinstance(error, Exception):  # an interrupt: how far the statement got is unknown
+            self.lose(error)
 
     def fail(self, error: BaseException) -> None:
         """A statement has failed: the commit must not ignore it."""

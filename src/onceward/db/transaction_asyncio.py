@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from onceward.db.operations import OneStatement
 from onceward.db.parts import PartTransaction
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
@@ -45,7 +46,19 @@ class AsyncSessionPort:
     async def run(
         self, operation: Callable[Concatenate[DbTransaction, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        return await self._in_turn(lambda: self.transaction.run(operation, *args, **kwargs))
+        async with self._turn:
+            transaction = self.transaction
+            transaction.check_entered()
+            if isinstance(operation, OneStatement):
+                transaction.check_running()
+                try:
+                    found: tuple[T] | None = await operation.at_once(transaction, *args, **kwargs)
+                except BaseException as error:
+                    transaction.note(error)
+                    raise
+                if found is not None:
+                    return found[0]
+            return await self._connection.run_sync(lambda _: transaction.run(operation, *args, **kwargs))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

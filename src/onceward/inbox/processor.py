@@ -20,7 +20,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from onceward._sync import Raised
@@ -253,8 +253,12 @@ class EventProcessor:
         """Write the dedup row; for `letters`, see `Store.admit`. DONE if the handler may run; raises if the event is
         neither new nor a duplicate."""
         contract, key = attempt.contract, attempt.key
-        admit = self.store.admit if letters else self._admit_without_letters
-        if not await self.reachable(session.apply, admit, key, attempt.digest):
+        admit = self.store.admit if letters else self.store.admit_only
+        try:
+            admitted = await self.reachable(session.apply, admit, key, attempt.digest)
+        except IntegrityError as error:
+            raise self.store.explain(error, key) from error
+        if not admitted:
             await session.apply(self._refuse, key, attempt.digest)
             return DUPLICATE
         if contract.sequencing != "none":
@@ -262,9 +266,6 @@ class EventProcessor:
             if turn is sequences.Turn.SUPERSEDED:
                 return SUPERSEDED
         return DONE
-
-    def _admit_without_letters(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
-        return self.store.admit(transaction, key, digest, letters=False)
 
     def resolve_letters(self, transaction: DbTransaction, attempts: Sequence[EventAttempt]) -> None:
         """Resolve the open dead letters of events that were admitted without that."""

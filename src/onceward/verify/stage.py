@@ -282,7 +282,7 @@ class Stage:
     def _arm_store(self, probe: Probe) -> None:
         """Inject the fault when the store is first asked whether the event is new."""
         store = self.inbox.processor.store
-        for name in ("admit", "look_up"):
+        for name in ("admit", "admit_only", "look_up"):
             real = getattr(store, name)
 
             def reach_and_call(*args: Any, real: Callable[..., Any] = real) -> Any:

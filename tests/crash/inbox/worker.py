@@ -258,6 +258,12 @@ def arm(worker: Worker) -> None:
     def admitted(self: Any, answer: bool, transaction: Any, key: Any, digest: Any) -> None:
         reached("admitted", key.tracking_id)
 
+    def admitted_in_group(
+        self: Any, answer: Any, attempt: Any, session: Any, *, letters: bool = True
+    ) -> None:
+        if not letters:
+            reached("admitted", attempt.key.tracking_id)
+
     def ended(point: str) -> Callable[..., None]:
         return lambda self, answer, attempt, *_: reached(point, attempt.key.tracking_id)
 
@@ -286,6 +292,7 @@ def arm(worker: Worker) -> None:
     after(EventProcessor, "_effectful", ended("committed"))
     for store in (PostgreSqlStore, SqliteStore):
         after_plain(store, "admit", admitted)
+    after(EventProcessor, "admit", admitted_in_group)
 
 
 async def does_nothing(*_: Any) -> None: ...
@@ -294,9 +301,9 @@ async def does_nothing(*_: Any) -> None: ...
 def after(cls: Any, name: str, hook: Callable[..., None]) -> None:
     real = getattr(cls, name)
 
-    async def around(self: Any, *args: Any) -> Any:
-        answer = await real(self, *args)
-        hook(self, answer, *args)
+    async def around(self: Any, *args: Any, **named: Any) -> Any:
+        answer = await real(self, *args, **named)
+        hook(self, answer, *args, **named)
         return answer
 
     setattr(cls, name, around)

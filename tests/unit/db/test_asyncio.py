@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from onceward.db import AsyncDbSession, SessionError
 from onceward.db.transaction_asyncio import AsyncSessionPort
@@ -238,3 +239,32 @@ def test_a_session_that_is_closed_without_its_event_loop_leaves_no_coroutine_beh
         gc.collect()
 
     assert not [each for each in caught if "never awaited" in str(each.message)]
+
+
+@pytest.mark.parametrize("run", ["postgresql"], indirect=True)
+def test_a_text_goes_to_the_driver_without_a_greenlet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        async with AsyncDbSession(engine) as session:
+            with monkeypatch.context() as patch:
+                patch.setattr(AsyncConnection, "run_sync", None)
+                assert await session.execute(INSERT, {"id": 1}) == 1
+        assert await count(engine) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("run", ["postgresql"], indirect=True)
+def test_a_connection_that_the_server_has_cut_is_discarded(run: Run) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        with pytest.raises(DBAPIError) as raised:
+            async with AsyncDbSession(engine) as session:
+                process = await session.execute_scalar("SELECT pg_backend_pid()")
+                other = create_async_engine(engine.url)
+                async with AsyncDbSession(other) as killer:
+                    await killer.execute(f"SELECT pg_terminate_backend({process}, 5000)")
+                await other.dispose()
+                await session.execute(INSERT, {"id": 1})
+        assert raised.value.connection_invalidated
+        assert await count(engine) == 0
+
+    run(test)

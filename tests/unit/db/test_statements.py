@@ -232,3 +232,15 @@ def test_a_trigger_has_statements_of_its_own(sqlite: Database) -> None:
         session.execute("CREATE TRIGGER t AFTER DELETE ON orders BEGIN DELETE FROM orders; SELECT 1; END")
         session.execute("DELETE FROM orders WHERE id = 1")
         assert session.execute_scalar("SELECT count(*) FROM orders") == 0
+
+
+def test_a_connection_keeps_a_cursor_for_each_text_but_not_its_rows(postgresql: Database) -> None:
+    with postgresql.session() as session:
+        session.execute("CREATE TEMPORARY TABLE numbers (n INTEGER)")
+        cursors = session.run(lambda transaction: transaction.connection.info["onceward_cursors"]._cursors)
+        before = len(cursors)
+        for n in range(3):
+            session.execute("INSERT INTO numbers VALUES (:n)", {"n": n})
+        assert len(cursors) == before + 1
+        assert session.execute("SELECT n FROM numbers") == 3
+        assert len(cursors) == before + 1

@@ -82,6 +82,11 @@ class Backend(Protocol):
         """Run a statement on the driver, after those of `before` and together with them, and return the rows affected
         and its first row. None if nothing was run, because only SQLAlchemy can run it here."""
 
+    async def direct_async(
+        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+    ) -> tuple[int, Any] | None:
+        """The same in asyncio, outside a greenlet."""
+
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         """Take the lock and keep it until the transaction ends."""
 

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.pool import Pool
 
 from onceward._files.identity import OpenFile, companions_of
+from onceward.db.backends.driver_errors import translate, translate_async
 from onceward.db.errors import ENDED_WITHIN, SessionError
 
 DUPLICATE: Final = frozenset(
@@ -142,27 +143,43 @@ class Sqlite:
     def direct(
         self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
-        driver: Any = connection.connection.driver_connection
-        if before:
-            # Outside a transaction a savepoint would begin one, and its end would commit.
-            self._check_open(connection)
-        statements = [*((words, ()) for words in before), (sql, values)]
-        result: tuple[int, Any] = (-1, None)
         try:
-            if isinstance(driver, sqlite3.Connection):
-                for text, given in statements:
-                    result = _run(driver, text, given)
-                return result
-            takes = getattr(driver, "takes", None)
-            if takes is None or not (driver.takes_more and all(takes(text) for text, _ in statements)):
-                return None
-            for text, given in statements:
-                result = driver.run_here(text, partial(_run, driver._conn, text, given))
+            return self._run_here(connection, sql, values, before)
+        except sqlite3.Error as error:
+            translate(connection, error, sql, values)
+
+    async def direct_async(
+        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+    ) -> tuple[int, Any] | None:
+        try:
+            return self._run_here(connection, sql, values, before)
+        except sqlite3.Error as error:
+            await translate_async(connection, error, sql, values)
+
+    def _run_here(
+        self, connection: Connection, sql: str, values: Any, before: Sequence[str]
+    ) -> tuple[int, Any] | None:
+        """Run it in this thread, if it may run there."""
+        driver: Any = connection.connection.driver_connection
+        if before and not driver.in_transaction:
+            # A savepoint would begin a transaction, and its end would commit.
+            raise SessionError(ENDED_WITHIN)
+        if isinstance(driver, sqlite3.Connection):
+            for words in before:
+                driver.execute(words)
+            return _run(driver, sql, values)
+        if not (hasattr(driver, "takes") and driver.takes(sql) and driver.takes_more):
+            return None
+        plain = driver._conn
+        for words in before:
+            plain.execute(words)
+        try:
+            result: tuple[int, Any] = driver.run_here(sql, partial(_run, plain, sql, values))
             return result
         except sqlite3.Error as error:
             if getattr(error, "broken_off", False) and not before and driver.in_transaction:
                 return None  # it has changed nothing, and goes to the thread
-            connection._handle_dbapi_exception(error, text, given, None, None)
+            raise
 
     def _check_open(self, connection: Connection) -> None:
         if self.has_ended(connection):

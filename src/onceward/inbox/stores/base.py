@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
 
+from onceward.db.operations import OneStatement, run_by_sqlalchemy
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.event import Digest
 from onceward.inbox.stores.effects import EffectRows
@@ -144,6 +146,15 @@ class Store(EffectRows, RetentionStore):
     """SQL that limits how long a transaction of the inbox's own waits for a row, and how long each of its statements
     takes, if they could take long: the process that locked the row may be frozen."""
 
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        super().__init__(clock)
+        self.admit_only = OneStatement(
+            self.admission,
+            lambda rows, _: rows == 1,
+            lambda transaction, *event: run_by_sqlalchemy(transaction, *self.admission(*event))[0] == 1,
+        )
+        """`admit` of a key and a digest, without letters, in one statement. An error has to go through `explain`."""
+
     def limited(self, operation: Callable[..., T]) -> Callable[..., T]:
         """Return the operation with `limit_waiting` before it."""
         if not self.limit_waiting:
@@ -158,9 +169,17 @@ class Store(EffectRows, RetentionStore):
     # ── what differs between databases ──────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def admit(self, transaction: DbTransaction, key: Key, digest: Digest, *, letters: bool = True) -> bool:
-        """Write the dedup row, and resolve an open dead letter of the event: this commit does it after all. Without
-        `letters`, the caller does that with `resolve_letters`, before the commit.
+    def admission(self, key: Key, digest: Digest) -> tuple[str, dict[str, Any]]:
+        """The statement that writes the dedup row, and nothing else, with its values."""
+
+    def explain(self, error: IntegrityError, key: Key) -> Exception:
+        """Return what an error of this statement means."""
+        return error
+
+    @abstractmethod
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
+        """Write the dedup row, and resolve an open dead letter of the event: this commit does it after all. With
+        `admit_only`, the caller does the second with `resolve_letters`, before the commit.
 
         Returns False if the row was not written; `look_up` says why.
 

@@ -69,23 +69,31 @@ class PostgreSqlStore(Store):
     def partition(self, key: Key) -> int | None:
         return day_in(key.tracking_id)
 
-    def admit(self, transaction: DbTransaction, key: Key, digest: Digest, *, letters: bool = True) -> bool:
-        lock = key_of(f"{key.consumer_id}:{key.tracking_id}")
-        day = self.partition(key)
-        values = {
-            **self._values(key),
-            **digest._asdict(),
-            "lock": lock,
-            "own_day": key.day if day is None else None,
+    def admission(self, key: Key, digest: Digest) -> tuple[str, dict[str, Any]]:
+        consumer, tracking, day = key
+        own = self.partition(key)
+        return _ADMIT_ONE, {
+            "consumer": consumer,
+            "tracking": tracking,
+            "day": day,
+            "place": OTHER if own is None else own,
+            "content": digest.content,
+            "payload": digest.payload,
+            "lock": key_of(f"{consumer}:{tracking}"),
+            "own_day": day if own is None else None,
         }
+
+    def explain(self, error: IntegrityError, key: Key) -> Exception:
+        day = self.partition(key)
+        missing = day is not None and getattr(error.orig, "sqlstate", None) == CHECK_VIOLATION
+        return MissingDay(day) if missing and day is not None else error
+
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
+        _, values = self.admission(key, digest)
         try:
-            if not letters:
-                return self.run_first(transaction, _ADMIT_ONE, values)[0] == 1
             admitted, stale = self.run_first(transaction, _ADMIT_AND_RESOLVE, values)[1]
         except IntegrityError as error:
-            if day is not None and getattr(error.orig, "sqlstate", None) == CHECK_VIOLATION:
-                raise MissingDay(day) from error
-            raise
+            raise self.explain(error, key) from error
         if stale:
             self._execute(transaction, RESOLVE_LETTER, key, **digest._asdict())
         return bool(admitted)

@@ -38,10 +38,10 @@ class SqliteStore(Store):
                 WHERE h.consumer_id = :consumer AND h.tracking_id = onceward_dedup.tracking_id)
     """
 
-    def admit(self, transaction: DbTransaction, key: Key, digest: Digest, *, letters: bool = True) -> bool:
+    def admission(self, key: Key, digest: Digest) -> tuple[str, dict[str, Any]]:
         consumer, tracking, day = key
         now = self._clock()
-        values = {
+        return _ADMIT, {
             "consumer": consumer,
             "tracking": tracking,
             "day": day,
@@ -50,11 +50,21 @@ class SqliteStore(Store):
             "payload": digest.payload,
             "now": now,
         }
-        if run_first(transaction, _ADMIT, values)[0] != 1:
+
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
+        sql, values = self.admission(key, digest)
+        if run_first(transaction, sql, values)[0] != 1:
             return False
-        if letters:
-            run_first(transaction, _RESOLVE, values)
+        run_first(transaction, _RESOLVE, values)
         return True
+
+    def resolve_letters(
+        self, transaction: DbTransaction, consumer_id: str, done: Sequence[tuple[str, Digest]]
+    ) -> None:
+        ids = json.dumps([each for each, _ in done])
+        found = set(self.run(transaction, _OPEN_LETTERS, consumer=consumer_id, ids=ids).scalars())
+        if found:
+            super().resolve_letters(transaction, consumer_id, [each for each in done if each[0] in found])
 
     def lock(self, transaction: DbTransaction, name: str) -> bool:
         return True  # the transaction locks the whole database
@@ -141,6 +151,10 @@ _ADMIT = """
     SELECT :consumer, :tracking, :day, :keep_day, :content, :now
     WHERE :day >= coalesce((SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer), :day)
     ON CONFLICT DO NOTHING
+"""
+_OPEN_LETTERS = """
+    SELECT tracking_id FROM onceward_dead_letters
+    WHERE consumer = :consumer AND tracking_id IN (SELECT value FROM json_each(:ids)) AND status = 'open'
 """
 _RESOLVE = RESOLVE_LETTER.replace("{now}", ":now")
 _LOOK_UP = """
