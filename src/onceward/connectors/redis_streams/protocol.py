@@ -24,13 +24,12 @@ from onceward.connectors.codec import DecodeError, current_trace_context, decode
 from onceward.connectors.lease_rules import (
     BurialReason,
     Bury,
-    DeadMessage,
     LeaseRules,
     describe_failure,
-    read_dead_message,
 )
 from onceward.connectors.leased_deliveries import LeasedDeliveries, LeasedDelivery, Leasing, decide
 from onceward.connectors.redis_streams import scripts
+from onceward.connectors.redis_streams.entries import as_str, body_of, dead_message, to_dict
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -367,7 +366,7 @@ class StreamQueue(Leasing):
         [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]
         if isinstance(reply, Exception):
             raise reply
-        return [_dead_message(entry, to_dict(fields)) for entry, fields in reply]
+        return [dead_message(entry, to_dict(fields)) for entry, fields in reply]
 
     def forget_dead(self, keys: Sequence[str]) -> Exchange:
         if keys:
@@ -413,41 +412,3 @@ def _sha(script: str) -> str:
 def _as_text_of_bytes(body: bytes) -> msgspec.Raw:
     """Encode bytes the only way that Redis's own MessagePack can read them: as an old-style string of 32-bit length."""
     return msgspec.Raw(b"\xdb" + len(body).to_bytes(4, "big") + body)
-
-
-def body_of(fields: Sequence[Any]) -> Any:
-    """Return the field `body` of a flat list of names and values, or None; fast if it is at its usual place."""
-    if len(fields) == 4 and fields[2] == b"body":
-        return fields[3]
-    return to_dict(fields).get("body")
-
-
-def to_dict(flat: Sequence[Any]) -> dict[str, Any]:
-    """Convert a flat list of names and values."""
-    return {as_str(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
-
-
-def as_str(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _dead_message(entry: bytes, fields: dict[str, Any]) -> DeadMessage:
-    def text(name: str) -> str:
-        return as_str(fields.get(name, b""))
-
-    return read_dead_message(
-        as_str(entry),
-        text("id") or None,
-        fields.get("body", b""),
-        text("reason"),
-        text("category"),
-        text("error") or None,
-        text("deliveries"),
-        _seconds(text("enqueued_at")),
-        _seconds(text("died_at")),
-        text("history"),
-    )
-
-
-def _seconds(milliseconds: str) -> float | None:
-    return int(milliseconds) / 1000 if milliseconds.isascii() and milliseconds.isdigit() else None
