@@ -132,7 +132,8 @@ end
 local function take_next()
     local full
     repeat
-        local ids, used, first_time = redis.call('LRANGE', next_ones, 0, count - #served - 1), 0, {}
+        local most, used, first_time = math.min(count - #served, 1000), 0, {}
+        local ids = redis.call('LRANGE', next_ones, 0, most - 1)
         for _, id in ipairs(ids) do
             if not full then
                 local pending = redis.call('XPENDING', stream, group, id, id, 1)[1]
@@ -172,8 +173,9 @@ local function take_new(last)
     end
     if #planned == 0 then return last end
     local reply = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', #planned, 'STREAMS', stream, '>')
-    local taken, final = reply and reply[1][2] or {}, planned[#planned][1]
-    if #taken < #planned or taken[#taken][1] ~= final then
+    local taken, is_planned = reply and reply[1][2] or {}, true
+    for i, each in ipairs(planned) do is_planned = is_planned and taken[i] and taken[i][1] == each[1] end
+    if not is_planned then
         local ids = {}
         for _, each in ipairs(taken) do table.insert(ids, each[1]) end
         if #ids == 0 then return last end
@@ -199,7 +201,7 @@ local function take_new(last)
     redis.call('HSET', line_of, unpack(named))
     if #placed > 0 then redis.call('ZADD', lines, unpack(placed)) end
     claim('waiting', 0, behind)
-    return final
+    return planned[#planned][1]
 end
 
 if recover > 0 then
