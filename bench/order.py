@@ -18,7 +18,7 @@ from bench.measure import Line
 from onceward import Contract, Onceward
 from onceward.app.build import open_task
 from onceward.connectors.urls import Address
-from onceward.testing.servers import postgres_server
+from onceward.testing.servers import postgres_server, redis_server
 from onceward.transaction import Transaction
 
 EVENTS = 2000
@@ -32,7 +32,7 @@ POLICY = {
 
 
 def lines() -> Iterator[Line]:
-    for name, place in (("SQLite", _sqlite), ("PostgreSQL", _postgresql)):
+    for name, place in (("SQLite", _sqlite), ("PostgreSQL", _postgresql), ("Redis", _redis)):
         with place() as new:
             best = dict.fromkeys(("plain", "ordered", "stuck"), float("inf"))
             for _ in range(ROUNDS):
@@ -92,6 +92,12 @@ def _sqlite() -> Iterator[Callable[[], tuple[str, str]]]:
             return f"{name}.db", f"{name}-queue.db"
 
         yield new
+
+
+@contextmanager
+def _redis() -> Iterator[Callable[[], tuple[str, str]]]:
+    with redis_server() as server, _sqlite() as beside:
+        yield lambda: (beside()[0], f"{server.url}/{uuid4().hex}")
 
 
 @contextmanager

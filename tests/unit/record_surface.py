@@ -111,11 +111,18 @@ def _redis(url: str) -> dict[str, Any]:
                 (fetched["late"], Verdict.FAILED, _error(ExceptionCategory.SYSTEM)),
             ]
             connector.settle_transactions([Settlement(*each) for each in endings])
+        with RedisStreamsConnector(url, "recorded-lines", group="shop") as connector:
+            connector.keep_order(lambda transaction: transaction.id[0], hold_dead=True)
+            connector.dispatch_transactions([Transaction(id=id_) for id_ in ("a1", "a2", "a3", "b1")])
+            first, bad = connector.fetch_transactions(4)
+            refused = Settlement(bad, Verdict.FAILED, _error(ExceptionCategory.BUSINESS))
+            connector.settle_transactions([Settlement(first, Verdict.DONE), refused])
         sender = RedisStreamsQueue(client, QueueConfig(queue, "shop", "one", block_ms=1))
         sender.enqueue({"order": 7, "name": "ü"})
         found = {key.decode(): _key(client, key) for key in sorted(client.scan_iter("*recorded-*"))}
         found["body of the queue"] = client.xrange(queue)[0][1][b"data"].decode()
         found["parked by"] = _owner(client, stream, b"late")
+        found["in line by"] = _owner(client, "recorded-lines", b"a3")
         _forget(client)
     return found
 
@@ -149,10 +156,23 @@ def _key(client: Any, key: bytes) -> dict[str, Any]:
         }
     if key.endswith(b":tally"):
         return {"type": kind, "fields": sorted(name.decode() for name in client.hkeys(key))}
+    if key.endswith((b":keys", b":holders")):
+        return {
+            "type": kind,
+            "of": "entry id",
+            "values": sorted({_values(each) for each in client.hvals(key)}),
+        }
+    if key.endswith(b":lines"):
+        return {"type": kind, "members": sorted({_values(each) for each in client.zrange(key, 0, -1)})}
     if kind == "hash":
         lines = [line for value in client.hvals(key) for line in value.decode().splitlines()]
         return {"type": kind, "of": "entry id", "line": sorted({_shape(json.loads(line)) for line in lines})}
     return {"type": kind}
+
+
+def _values(value: bytes) -> str:
+    """With zeros for the digits of entry ids."""
+    return re.sub(r"\d{13,}-\d+", lambda found: re.sub(r"\d", "0", found.group()), value.decode())
 
 
 def _shape(value: Any) -> str:

@@ -122,7 +122,7 @@ def check_order(
     if not source.keeps_order:
         raise ConfigurationError(
             f"{consumer} has order_by, but {source} cannot keep order: it does not tell what waits before a message. "
-            "Use a queue in SQLite or PostgreSQL, or a boundary; or number the events and use "
+            "Use a queue in SQLite, PostgreSQL or Redis, or a boundary; or number the events and use "
             "Contract(sequencing='strict')"
         )
     return OrderRule(order_by, on_dead, most_held)

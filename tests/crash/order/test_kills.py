@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,23 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from onceward.connectors.urls import Address
+from onceward.testing.servers import redis_server
 from onceward.transaction import Transaction
 from tests.support import ROOT
 from tests.support.schema import new_schema
 from tests.support.wait import until
 
 
-@pytest.fixture(params=["sqlite", pytest.param("named", marks=pytest.mark.long), "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("named", marks=pytest.mark.long), "postgresql", "redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     settings = "lease=2&redelivery_delay=0.05"
     if request.param == "postgresql":
         with new_schema(request.getfixturevalue("postgres_url")) as schema:
             yield schema.plain_url, f"{schema.plain_url}&queue=orders&{settings}"
+        return
+    if request.param == "redis":
+        with redis_server() as server:
+            yield f"sqlite:///{tmp_path}/shop.db", f"{server.url}/orders?{settings}"
         return
     queue = "shop.db?queue=orders" if request.param == "named" else "orders.db?synchronous=OFF"
     yield f"sqlite:///{tmp_path}/shop.db", f"sqlite:///{tmp_path}/{queue}&{settings}"
@@ -44,8 +49,33 @@ def test_order_survives_kills(
     campaign(database, source, tmp_path / "log.txt", keys=keys, events=events, processes=4, kills=kills)
 
 
+@pytest.mark.long
+@pytest.mark.req("OR-02")
+def test_order_survives_kills_of_redis(tmp_path: Path) -> None:
+    with redis_server(durable=True) as server:
+        database, source = (
+            f"sqlite:///{tmp_path}/shop.db",
+            f"{server.url}/orders?lease=2&redelivery_delay=0.05",
+        )
+
+        def restart() -> None:
+            server.kill()
+            server.start()
+
+        log = tmp_path / "log.txt"
+        campaign(database, source, log, keys=60, events=1500, processes=4, kills=4, after_kill=restart)
+
+
 def campaign(
-    database: str, source: str, log: Path, *, keys: int, events: int, processes: int, kills: int
+    database: str,
+    source: str,
+    log: Path,
+    *,
+    keys: int,
+    events: int,
+    processes: int,
+    kills: int,
+    after_kill: Callable[[], None] = lambda: None,
 ) -> None:
     chance = random.Random(3)
     engine = create_engine(database.replace("postgresql://", "postgresql+psycopg://", 1))
@@ -73,6 +103,7 @@ def campaign(
             victim.kill()
             victim.wait()
             killed[victim.pid] = time.monotonic_ns()
+            after_kill()
             start()
         until(lambda: done() >= events, 120)
     finally:

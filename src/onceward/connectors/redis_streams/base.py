@@ -13,6 +13,7 @@ from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward._sync import run_blocking
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
+from onceward.connectors.lines import KeyOf
 from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
@@ -58,6 +59,15 @@ class StreamConnector:
     def leave_poison_to_inbox(self) -> None:
         """See `InboxLeaseRules`. An inbox calls this."""
         self._queue.rules = self._queue.rules.beside_inbox()
+
+    def keep_order(self, key_of: KeyOf, *, hold_dead: bool) -> None:
+        """From now on, deliver only the first message of each key: see `onceward.connectors.lines`."""
+        self._queue.keep_order(key_of, hold_dead=hold_dead)
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether it keeps order: then an outcome that is settled makes the next message of its key available."""
+        return self._queue.in_lines
 
     def _check_open(self) -> None:
         if self._closed:

@@ -13,6 +13,7 @@ from onceward._sync import run_blocking
 from onceward.connectors.base import Closing
 from onceward.connectors.batches import BlockingCoalescer
 from onceward.connectors.lease_rules import DeadMessage
+from onceward.connectors.lines import LineBehind
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take
 from onceward.connectors.redis_streams.protocol import Entry
 from onceward.transaction import Settlement, Transaction
@@ -72,6 +73,11 @@ class RedisStreamsConnector(StreamConnector, Closing):
     def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
         """Return dead letters, longest dead first. They stay until `forget_dead`."""
         found: list[DeadMessage] = run_blocking(self._perform(self._queue.dead_letters(limit)))
+        return found
+
+    def lines_behind(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
+        """What waits behind the first messages of these keys, with at most `limit` of their ids."""
+        found: dict[str, LineBehind] = run_blocking(self._perform(self._queue.lines_behind(keys, limit)))
         return found
 
     def close(self) -> None:

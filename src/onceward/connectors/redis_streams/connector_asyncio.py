@@ -16,6 +16,7 @@ from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward.connectors.base import AsyncClosing
 from onceward.connectors.batches import AsyncCoalescer
 from onceward.connectors.lease_rules import DeadMessage
+from onceward.connectors.lines import LineBehind
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take_async
 from onceward.connectors.redis_streams.protocol import Entry
 from onceward.transaction import Settlement, Transaction
@@ -78,6 +79,11 @@ class AsyncRedisStreamsConnector(StreamConnector, AsyncClosing):
     async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
         """Return dead letters, longest dead first. They stay until `forget_dead`."""
         found: list[DeadMessage] = await self._perform(self._queue.dead_letters(limit))
+        return found
+
+    async def lines_behind_async(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
+        """What waits behind the first messages of these keys, with at most `limit` of their ids."""
+        found: dict[str, LineBehind] = await self._perform(self._queue.lines_behind(keys, limit))
         return found
 
     async def close_async(self) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from onceward.connectors.identities import seen_in
 from onceward.connectors.lease_rules import LeaseRules
 from onceward.connectors.redis_streams.durability import connect
+from onceward.connectors.redis_streams.lines import WAITING
 from onceward.connectors.redis_streams.protocol import StreamQueue
 from onceward.connectors.reports import Forgotten, Messages, Seen, SourceBacklog, SourceCounts
 
@@ -84,7 +85,7 @@ def read_backlog(server: str, stream: str, group: str) -> SourceBacklog:
         unread = redis.xrange(stream, min=b"(" + first, count=1)
     held = 0 if absent else pending["pending"]
     holders = {} if absent else {each["name"].decode(): each["pending"] for each in pending["consumers"]}
-    parked = holders.get(queue.parked, 0)
+    parked = holders.get(queue.parked, 0) + holders.get(WAITING, 0)
     oldest = [entry for entry, _ in unread] + ([pending["min"]] if held else [])
     age = max(seconds - min(_number(entry)[0] for entry in oldest) / 1000, 0.0) if oldest else 0.0
     # Redis before 7.0 does not count, and later ones cannot after entries were removed from the middle.

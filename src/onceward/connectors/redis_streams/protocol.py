@@ -24,13 +24,14 @@ from onceward.connectors.codec import DecodeError, current_trace_context, decode
 from onceward.connectors.lease_rules import (
     BurialReason,
     Bury,
-    DeadMessage,
     LeaseRules,
     describe_failure,
-    read_dead_message,
 )
 from onceward.connectors.leased_deliveries import LeasedDeliveries, LeasedDelivery, Leasing, decide
 from onceward.connectors.redis_streams import scripts
+from onceward.connectors.redis_streams.entries import as_str, body_of, dead_message, to_dict
+from onceward.connectors.redis_streams.line_scripts import NEXT_TURN, in_lines
+from onceward.connectors.redis_streams.lines import WAITING, StreamLines
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -62,7 +63,7 @@ Exchange = Generator[Sequence[RedisCommand], list[Any], Any]
 """Yields commands to send together, and receives a list of their replies, in which an error stands for its command."""
 
 
-class StreamQueue(Leasing):
+class StreamQueue(StreamLines, Leasing):
     """One stream, one group, one consumer: all behavior except sending."""
 
     def __init__(
@@ -103,6 +104,9 @@ class StreamQueue(Leasing):
         """The last fetch was not full: there is time to recover entries of dead consumers."""
         self._recover_at = 0.0
         self._clock = clock
+        self._line_keys = tuple(
+            _beside(stream, f"{group}:{name}") for name in ("lines", "keys", "holders", "next")
+        )
 
     @property
     def owner(self) -> str:
@@ -129,7 +133,8 @@ class StreamQueue(Leasing):
             yield from self._make_group()
         while True:
             asked = self._clock()
-            rows = yield from self._take(batch_size if self.rules.suspect_after else 1)
+            take = self._take_in_lines if self.in_lines else self._take
+            rows = yield from take(batch_size if self.rules.suspect_after else 1)
             transactions = yield from self._deliver(rows, asked)
             if transactions or not rows:
                 return transactions
@@ -152,7 +157,8 @@ class StreamQueue(Leasing):
 
     def next_due(self) -> Exchange:
         """Return the last entry that was delivered, and the seconds until a lease or delay is over (or `inf`)."""
-        reply = yield from self._evaluate(scripts.NEXT_DUE, (self.group, self._lease_ms, EXAMINED))
+        script = NEXT_TURN if self.in_lines else scripts.NEXT_DUE
+        reply = yield from self._evaluate(script, (self.group, self._lease_ms, EXAMINED))
         after, due = reply or ("", 0)
         return as_str(after), inf if due < 0 else due / 1000
 
@@ -184,13 +190,23 @@ class StreamQueue(Leasing):
         yield from self._make_group()
 
     def _recover(self, count: int) -> Exchange:
-        arguments = (
+        reply = yield from self._evaluate(scripts.CLAIM, self._terms(count))
+        served, buried, alone = reply or ((), (), 0)
+        self._look_again_later()
+        self._tell_buried(buried)
+        return [tuple(row) for row in served], bool(alone)
+
+    def _terms(self, count: int) -> tuple[Any, ...]:
+        """The arguments of `scripts.SERVE`."""
+        return (
             self.group, self.consumer, self._lease_ms, count, self.rules.suspect_after, self.rules.max_deliveries,
             self.rules.most_lost, int(self.rules.counts_lost),
         )  # fmt: skip
-        reply = yield from self._evaluate(scripts.CLAIM, arguments)
-        served, buried, alone = reply or ((), (), 0)
+
+    def _look_again_later(self) -> None:
         self._recover_at = time.monotonic() + min(RECOVER_INTERVAL, self.rules.lease / 4)
+
+    def _tell_buried(self, buried: Sequence[Any]) -> None:
         for entry, reason, name in buried:
             _log.error(
                 "entry %s (transaction %s) is now a dead letter: %s",
@@ -198,7 +214,6 @@ class StreamQueue(Leasing):
                 as_str(name),
                 as_str(reason),
             )
-        return [tuple(row) for row in served], bool(alone)
 
     def _read(self, count: int) -> Exchange:
         whose = ("GROUP", self.group, self.consumer)
@@ -216,9 +231,13 @@ class StreamQueue(Leasing):
         bad: list[Any] = []
         record = self._deliveries.record
         for entry, deliveries, fields, lost in rows:
-            body = body_of(fields or ())
+            body = None
             try:
-                transaction = decode(body or b"")
+                if isinstance(fields, Transaction):  # its key was needed before
+                    transaction = fields
+                else:
+                    body = body_of(fields or ())
+                    transaction = decode(body or b"")
             except DecodeError as error:
                 text = "it has no field `body`" if body is None else str(error)
                 _log.error("entry %s is now a dead letter: %s", as_str(entry), text)
@@ -353,9 +372,9 @@ class StreamQueue(Leasing):
         ours = next(group for group in map(to_dict, groups) if as_str(group["name"]) == self.group)
         after = f"({as_str(ours['last-delivered-id'])}"
         [fresh] = yield [("XRANGE", self.stream, after, "+", "COUNT", COUNTED)]
-        available = {entry for entry, *_ in over}
+        available = {entry for entry, consumer, *_ in over if as_str(consumer) != WAITING}
         holders = [as_str(consumer) for entry, consumer, *_ in pending if entry not in available]
-        delayed = holders.count(self.parked)
+        delayed = holders.count(self.parked) + holders.count(WAITING)
         return {
             "ready": len(fresh) + len(available),
             "leased": len(holders) - delayed,
@@ -367,18 +386,18 @@ class StreamQueue(Leasing):
         [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]
         if isinstance(reply, Exception):
             raise reply
-        return [_dead_message(entry, to_dict(fields)) for entry, fields in reply]
+        return [dead_message(entry, to_dict(fields)) for entry, fields in reply]
 
     def forget_dead(self, keys: Sequence[str]) -> Exchange:
-        if keys:
-            reply = yield from self._run_script(scripts.FORGET_DEAD, keys)
-            if isinstance(reply, Exception):
-                raise reply
+        yield from self._remove_dead(keys, is_moved=1)
 
     def acknowledge_dead(self, keys: Sequence[str]) -> Exchange:
         """Its entry was acknowledged when it died, so nothing else is left of it."""
+        yield from self._remove_dead(keys, is_moved=0)
+
+    def _remove_dead(self, keys: Sequence[str], is_moved: int) -> Exchange:
         if keys:
-            [reply] = yield [("XDEL", self.dead, *keys)]
+            reply = yield from self._run_script(scripts.FORGET_DEAD, (self.group, is_moved, *keys))
             if isinstance(reply, Exception):
                 raise reply
 
@@ -392,9 +411,13 @@ class StreamQueue(Leasing):
 
     def _run_script(self, script: str, arguments: Sequence[Any]) -> Exchange:
         """Return the script's reply, or its error."""
-        [reply] = yield [("EVALSHA", _sha(script), *self._keys, *arguments)]
+        keys: tuple[Any, ...] = self._keys
+        if self.in_lines and script != scripts.ADD:
+            script = in_lines(script, self._hold_dead)
+            keys = (keys[0] + len(self._line_keys), *keys[1:], *self._line_keys)
+        [reply] = yield [("EVALSHA", _sha(script), *keys, *arguments)]
         if isinstance(reply, Exception) and "NOSCRIPT" in f"{type(reply).__name__} {reply}".upper():
-            [reply] = yield [("EVAL", script, *self._keys, *arguments)]
+            [reply] = yield [("EVAL", script, *keys, *arguments)]
         return reply
 
 
@@ -413,41 +436,3 @@ def _sha(script: str) -> str:
 def _as_text_of_bytes(body: bytes) -> msgspec.Raw:
     """Encode bytes the only way that Redis's own MessagePack can read them: as an old-style string of 32-bit length."""
     return msgspec.Raw(b"\xdb" + len(body).to_bytes(4, "big") + body)
-
-
-def body_of(fields: Sequence[Any]) -> Any:
-    """Return the field `body` of a flat list of names and values, or None; fast if it is at its usual place."""
-    if len(fields) == 4 and fields[2] == b"body":
-        return fields[3]
-    return to_dict(fields).get("body")
-
-
-def to_dict(flat: Sequence[Any]) -> dict[str, Any]:
-    """Convert a flat list of names and values."""
-    return {as_str(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
-
-
-def as_str(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _dead_message(entry: bytes, fields: dict[str, Any]) -> DeadMessage:
-    def text(name: str) -> str:
-        return as_str(fields.get(name, b""))
-
-    return read_dead_message(
-        as_str(entry),
-        text("id") or None,
-        fields.get("body", b""),
-        text("reason"),
-        text("category"),
-        text("error") or None,
-        text("deliveries"),
-        _seconds(text("enqueued_at")),
-        _seconds(text("died_at")),
-        text("history"),
-    )
-
-
-def _seconds(milliseconds: str) -> float | None:
-    return int(milliseconds) / 1000 if milliseconds.isascii() and milliseconds.isdigit() else None

@@ -78,4 +78,5 @@ SCHEME = Scheme(
     facts=facts,
     counts=counts,
     backlog=backlog,
+    keeps_order=True,
 )

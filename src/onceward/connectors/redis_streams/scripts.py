@@ -15,7 +15,25 @@ Another hash, the tally, keeps what Redis forgets when entries are removed, so `
     last, others  otherwise: our last entry, and 1 if others have added entries, too
     ended:GROUP   entries that the group has acknowledged; only if they were counted from the first one on
     begun:GROUP   `streams` when the group was created
+
+What follows `-- in lines:` runs only in groups that keep order: see `line_scripts`.
 """
+
+POSITION = """
+local function position(stream, group)
+    local groups, found = redis.pcall('XINFO', 'GROUPS', stream), nil
+    if groups.err then return nil, 0 end
+    for _, each in ipairs(groups) do
+        if each[2] == group then
+            for i = 1, #each, 2 do
+                if each[i] == 'last-delivered-id' then found = each[i + 1] end
+            end
+        end
+    end
+    return found, #groups
+end
+"""
+"""Returns the last entry that the group has delivered, nil if there is no group, and how many groups there are."""
 
 _COUNT_ENDED = """
 local function end_entries(stream, group, tally, ids, first)
@@ -23,6 +41,7 @@ local function end_entries(stream, group, tally, ids, first)
     for i = first, #ids, 1000 do
         ended = ended + redis.call('XACK', stream, group, unpack(ids, i, math.min(i + 999, #ids)))
     end
+    -- in lines: leave(ids, first)
     if ended > 0 and redis.call('HEXISTS', tally, 'ended:' .. group) == 1 then
         redis.call('HINCRBY', tally, 'ended:' .. group, ended)
     end
@@ -57,22 +76,11 @@ end
 """`count_appended`: by us and by others; nil if unknown, as after others have created the stream again."""
 
 MAKE_GROUP = (
-    _APPENDED
+    POSITION
+    + _APPENDED
     + """
 local stream, tally, moved, group = KEYS[1], KEYS[4], KEYS[5], ARGV[1]
-local function position()
-    local groups, found = redis.pcall('XINFO', 'GROUPS', stream), nil
-    if groups.err then return nil, 0 end
-    for _, each in ipairs(groups) do
-        if each[2] == group then
-            for i = 1, #each, 2 do
-                if each[i] == 'last-delivered-id' then found = each[i + 1] end
-            end
-        end
-    end
-    return found, #groups
-end
-local at, groups = position()
+local at, groups = position(stream, group)
 local is_new = not at
 if is_new then
     if redis.call('EXISTS', stream) == 0 then note_new_stream(tally) end
@@ -126,9 +134,10 @@ local function bury(stream, group, history_key, dead_key, tally, id, reason, cat
         if category == '' then category = last.category or '' end
         if error == '' then error = last.error or '' end
     end
-    redis.call('XADD', dead_key, '*', 'entry', id, 'id', named['id'] or '', 'body', named['body'] or '',
+    local letter = redis.call('XADD', dead_key, '*', 'entry', id, 'id', named['id'] or '', 'body', named['body'] or '',
         'reason', reason, 'category', category, 'error', error, 'deliveries', deliveries,
         'enqueued_at', string.match(id, '^%d+'), 'died_at', now, 'history', history)
+    -- in lines: hold(id, letter)
     end_entries(stream, group, tally, {id}, 1)
     redis.call('HDEL', history_key, id)
     return {id, reason, named['id'] or ''}
@@ -136,41 +145,55 @@ end
 """
 )
 
-CLAIM = (
+SERVE = (
     _BURY
     + """
 local stream, history_key, dead_key, tally = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, consumer, lease = ARGV[1], ARGV[2], ARGV[3]
 local count, suspect_after, max_deliveries = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local most_lost, counts_lost = tonumber(ARGV[7]), ARGV[8] == '1'
-local served, buried, alone, from = {}, {}, 0, '-'
+local served, buried = {}, {}
+local function serve(each, most, is_next)
+    local id, deliveries = each[1], each[4]
+    local entry = redis.call('XRANGE', stream, id, id)[1]
+    local history = deliveries > 0 and redis.call('HGET', history_key, id) or ''
+    local _, failures = string.gsub(history, '\\n', '')
+    local lost = deliveries - failures
+    local counted = counts_lost and deliveries or failures
+    local exhausted = counted >= max_deliveries or lost >= most_lost
+    if not entry then
+        table.insert(
+            buried, bury(stream, group, history_key, dead_key, tally, id, 'trimmed', '', '', deliveries))
+    elseif exhausted then
+        table.insert(
+            buried, bury(stream, group, history_key, dead_key, tally, id, 'max_deliveries', '', '', deliveries))
+    -- in lines: elseif not is_next and not is_first(id) then park(stream, group, id, deliveries)
+    else
+        local suspect = lost >= suspect_after
+        if suspect and #served > 0 then return 'later' end
+        redis.call('XCLAIM', stream, group, consumer, 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries + 1, 'JUSTID')
+        table.insert(served, {id, deliveries + 1, entry[2], lost})
+        if suspect then return 'alone' end
+        if #served >= most then return 'full' end
+    end
+end
+"""
+)
+"""`serve`: take a pending entry, or bury it if it cannot be delivered. Returns why no more can be taken, if so."""
+
+CLAIM = (
+    SERVE
+    + """
+local from = '-'
 repeat
     local pending = redis.call('XPENDING', stream, group, 'IDLE', lease, from, '+', count)
     for _, each in ipairs(pending) do
-        local id, deliveries = each[1], each[4]
-        from = '(' .. id
-        local entry = redis.call('XRANGE', stream, id, id)[1]
-        local _, failures = string.gsub(redis.call('HGET', history_key, id) or '', '\\n', '')
-        local lost = deliveries - failures
-        local counted = counts_lost and deliveries or failures
-        local exhausted = counted >= max_deliveries or lost >= most_lost
-        if not entry then
-            table.insert(
-                buried, bury(stream, group, history_key, dead_key, tally, id, 'trimmed', '', '', deliveries))
-        elseif exhausted then
-            table.insert(
-                buried, bury(stream, group, history_key, dead_key, tally, id, 'max_deliveries', '', '', deliveries))
-        else
-            local suspect = lost >= suspect_after
-            if suspect and #served > 0 then return {served, buried, alone} end
-            redis.call('XCLAIM', stream, group, consumer, 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries + 1, 'JUSTID')
-            table.insert(served, {id, deliveries + 1, entry[2], lost})
-            if suspect then return {served, buried, 1} end
-            if #served >= count then return {served, buried, alone} end
-        end
+        from = '(' .. each[1]
+        local full = serve(each, count)
+        if full then return {served, buried, full == 'alone' and 1 or 0} end
     end
 until #pending == 0
-return {served, buried, alone}
+return {served, buried, 0}
 """
 )
 """Take up to `count` entries whose lease has expired. Bury entries that cannot be delivered on the way."""
@@ -252,17 +275,11 @@ if last and counts ~= '1' then redis.call('HSET', tally, 'last', last) end
 One comes as two arguments, several as one of MessagePack. The functions are defined only where they are needed: that
 takes as long as appending an entry."""
 
-NEXT_DUE = """
+NEXT_DUE = (
+    POSITION
+    + """
 local stream, group, lease, most = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local groups, after = redis.pcall('XINFO', 'GROUPS', stream), nil
-if groups.err then return {'', 0} end
-for _, each in ipairs(groups) do
-    if each[2] == group then
-        for i = 1, #each, 2 do
-            if each[i] == 'last-delivered-id' then after = each[i + 1] end
-        end
-    end
-end
+local after = position(stream, group)
 if not after then return {'', 0} end
 local pending, due = redis.call('XPENDING', stream, group, '-', '+', most), -1
 for _, each in ipairs(pending) do
@@ -272,27 +289,30 @@ end
 if #pending == most then due = math.min(due, 1000) end
 return {after, due}
 """
+)
 """Return the last entry that the group has delivered, and the milliseconds until a pending entry is free to be claimed:
 -1 if none is pending. Of many pending entries it looks at some, and says a second at most."""
 
 FORGET_DEAD = """
-local stream, dead_key, moved = KEYS[1], KEYS[3], KEYS[5]
-for _, id in ipairs(ARGV) do
-    local letter = redis.call('XRANGE', dead_key, id, id)[1]
+local stream, dead_key, moved, group, is_moved = KEYS[1], KEYS[3], KEYS[5], ARGV[1], ARGV[2] == '1'
+for at = 3, #ARGV do
+    local letter = redis.call('XRANGE', dead_key, ARGV[at], ARGV[at])[1]
     if letter then
+        redis.call('XDEL', dead_key, ARGV[at])
         for i = 1, #letter[2], 2 do
             if letter[2][i] == 'entry' then
                 local entry = letter[2][i + 1]
-                redis.call('ZADD', moved, string.match(entry, '^%d+'), entry)
+                if is_moved then redis.call('ZADD', moved, string.match(entry, '^%d+'), entry) end
+                -- in lines: release(entry)
             end
         end
-        redis.call('XDEL', dead_key, id)
     end
 end
 local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
 if first then redis.call('ZREMRANGEBYSCORE', moved, '-inf', '(' .. string.match(first[1], '^%d+')) end
 """
-"""Remove dead letters that were moved elsewhere, and remember their entries as long as the stream has them."""
+"""Remove dead letters that were moved elsewhere or are done, and remember the entries of those that were moved as long
+as the stream has them."""
 
 HASTEN = """
 local stream, group, parked, lease = KEYS[1], ARGV[1], ARGV[2], ARGV[3]

@@ -1,0 +1,340 @@
+"""Order on a Redis stream: what others do to the stream and its group, and what waits is kept where."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from onceward.connectors.lease_rules import BurialReason
+from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
+from onceward.connectors.redis_streams.counts import read_backlog
+from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.transaction import Settlement, Transaction, Verdict
+from tests.support.every_redis import every_redis
+from tests.support.pending_entries import age
+from tests.support.wait import until
+
+pytestmark = every_redis
+
+REFUSED = TransactionException("no", ExceptionCategory.BUSINESS)
+Open = Callable[..., Any]
+
+
+def key_of(transaction: Transaction) -> str | None:
+    return transaction.payload.get("key")
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url, protocol=2) as made:
+        yield made
+
+
+@pytest.fixture
+def stream() -> str:
+    return f"order:{uuid4().hex}"
+
+
+@pytest.fixture
+def open_(redis_url: str, stream: str) -> Iterator[Open]:
+    with ExitStack() as opened:
+
+        def make(*, ordered: bool = True, hold_dead: bool = True, user: str = "", **settings: Any) -> Any:
+            url = redis_url.replace("redis://", f"redis://{user}:secret@") if user else redis_url
+            connector = opened.enter_context(RedisStreamsConnector(url, stream, **settings))
+            if ordered:
+                connector.keep_order(key_of, hold_dead=hold_dead)
+            return connector
+
+        yield make
+
+
+def send(connector: Any, *names: str) -> None:
+    """`a1` is number 1 of key a."""
+    connector.dispatch_transactions([Transaction(payload={"key": name[0], "name": name}) for name in names])
+
+
+def fetch(connector: Any, size: int = 10) -> dict[str, Transaction]:
+    return {each.payload["name"]: each for each in connector.fetch_transactions(size)}
+
+
+def end(connector: Any, verdict: Verdict, *transactions: Transaction, **more: Any) -> None:
+    connector.settle_transactions([Settlement(each, verdict, **more) for each in transactions])
+
+
+def entries(client: redis.Redis, stream: str) -> dict[str, bytes]:
+    """The entry of each name that was sent, in the order of the stream."""
+    found = [entry for entry, _ in client.xrange(stream)]
+    return dict(zip([f"a{number}" for number in range(1, len(found) + 1)], found, strict=True))
+
+
+def look_again(connector: Any) -> None:
+    """Let the next fetch look for what others left, as it does every second."""
+    connector._queue._recover_at = 0.0
+
+
+# ── what others do ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("OR-07")
+def test_a_line_goes_on_when_another_program_acknowledges_its_first(
+    open_: Open, client: redis.Redis, stream: str
+) -> None:
+    one = open_()
+    send(one, "a1", "a2")
+    assert list(fetch(one)) == ["a1"]
+    client.xack(stream, "onceward", entries(client, stream)["a1"])
+    look_again(one)
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-07")
+def test_what_was_taken_without_order_comes_before_what_is_new(
+    open_: Open, client: redis.Redis, stream: str
+) -> None:
+    plain = open_(ordered=False)
+    send(plain, "a1", "b1")
+    fetch(plain)
+    send(plain, "a2", "c1")
+    one = open_()
+    assert list(fetch(one)) == ["c1"]
+    age(client, stream, 61)
+    again = fetch(one)
+    assert sorted(again) == ["a1", "b1", "c1"]
+    end(one, Verdict.DONE, again["a1"])
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-07")
+def test_without_order_by_again_what_waits_is_delivered(
+    open_: Open, client: redis.Redis, stream: str
+) -> None:
+    send(one := open_(), "a1", "a2", "a3")
+    assert list(fetch(one)) == ["a1"]
+    age(client, stream, 61)
+    assert list(fetch(open_(ordered=False))) == ["a1", "a2", "a3"]
+
+
+@pytest.fixture(params=["+xgroup", "-xgroup"])
+def user(request: pytest.FixtureRequest, client: redis.Redis, stream: str) -> Iterator[str]:
+    """One that may, or may not, create groups and move them."""
+    name = stream.replace(":", "-")
+    client.execute_command("ACL", "SETUSER", name, "on", ">secret", "~*", "+@all", request.param)
+    client.xgroup_create(stream, "onceward", "0", mkstream=True)
+    yield name
+    client.acl_deluser(name)
+
+
+@pytest.mark.req("OR-07")
+@pytest.mark.parametrize("removed", ["a1", "a2", "a3", "a4"])
+def test_an_entry_that_is_removed_after_it_was_read_leaves_no_gap(
+    open_: Open, client: redis.Redis, stream: str, removed: str, user: str
+) -> None:
+    one = open_(user=user)
+    send(one, "a1", "a2", "a3", "a4", "a5")
+
+    def remove_and_find(transaction: Transaction) -> str | None:
+        client.xdel(stream, sent[removed])
+        return key_of(transaction)
+
+    sent = entries(client, stream)
+    one.keep_order(remove_and_find, hold_dead=True)
+    done: list[str] = []
+    while found := fetch(one):
+        done += found
+        end(one, Verdict.DONE, *found.values())
+    assert done == [name for name in sent if name != removed]
+
+
+@pytest.mark.req("OR-07")
+def test_lines_end_with_their_group(open_: Open, client: redis.Redis, stream: str) -> None:
+    one = open_()
+    send(one, "a1", "a2")
+    assert list(fetch(one)) == ["a1"]
+    client.xgroup_destroy(stream, "onceward")
+    again = until(lambda: fetch(one))
+    assert list(again) == ["a1"]
+    end(one, Verdict.DONE, again["a1"])
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-07")
+def test_a_group_that_another_program_creates_again_delivers_in_order(
+    open_: Open, client: redis.Redis, stream: str
+) -> None:
+    one = open_()
+    send(one, "a1", "a2")
+    assert list(fetch(one)) == ["a1"]
+    client.xgroup_destroy(stream, "onceward")
+    client.xgroup_create(stream, "onceward", "0")
+    one._queue.note_arrival()  # so it reads before it looks for what others left
+    again = fetch(one)
+    assert list(again) == ["a1"]
+    end(one, Verdict.DONE, again["a1"])
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-07")
+def test_an_outcome_of_a_group_that_is_gone_does_not_fail(
+    open_: Open, client: redis.Redis, stream: str
+) -> None:
+    one = open_()
+    send(one, "a1", "a2")
+    first = fetch(one)["a1"]
+    client.xgroup_destroy(stream, "onceward")
+    end(one, Verdict.DONE, first)
+    assert list(until(lambda: fetch(one))) == ["a1"]
+
+
+# ── dead letters ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("OR-07")
+def test_a_trimmed_event_that_waits_becomes_a_letter_at_its_turn(
+    open_: Open, client: redis.Redis, stream: str
+) -> None:
+    one = open_()
+    send(one, "a1", "a2", "a3")
+    first = fetch(one)["a1"]
+    client.xdel(stream, entries(client, stream)["a2"])
+    end(one, Verdict.DONE, first)
+    assert fetch(one) == {}
+    [letter] = one.dead_letters()
+    assert letter.reason == BurialReason.TRIMMED
+    one.forget_dead([letter.key])
+    assert list(fetch(one)) == ["a3"]
+
+
+@pytest.mark.req("OR-07")
+def test_a_letter_that_another_program_removes_releases_its_key(open_: Open, client: redis.Redis) -> None:
+    one = open_()
+    send(one, "a1", "a2")
+    end(one, Verdict.FAILED, fetch(one)["a1"], error=REFUSED)
+    assert fetch(one) == {}
+    client.delete(one._queue.dead)
+    look_again(one)
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-03")
+def test_a_letter_that_is_done_elsewhere_releases_its_key(open_: Open) -> None:
+    one = open_()
+    send(one, "a1", "a2")
+    end(one, Verdict.FAILED, fetch(one)["a1"], error=REFUSED)
+    one.acknowledge_dead([each.key for each in one.dead_letters()])
+    assert list(fetch(one)) == ["a2"]
+
+
+@pytest.mark.req("OR-07")
+def test_a_letter_holds_its_key_also_in_a_new_group(open_: Open, client: redis.Redis, stream: str) -> None:
+    one = open_()
+    send(one, "a1", "b1")
+    end(one, Verdict.FAILED, fetch(one)["a1"], error=REFUSED)
+    client.xgroup_destroy(stream, "onceward")
+    client.xdel(stream, entries(client, stream)["a1"])
+    send(one, "a2")
+    assert list(until(lambda: fetch(one))) == ["b1"]
+
+
+# ── those that wait ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("OR-07")
+def test_waiting_spends_no_delivery(open_: Open, client: redis.Redis, stream: str) -> None:
+    one = open_()
+    send(one, "a1", "a2")
+    first = fetch(one)["a1"]
+    age(client, stream, 600)
+    end(one, Verdict.DONE, first)
+    assert list(fetch(one)) == ["a2"]
+    [pending] = client.xpending_range(stream, "onceward", "-", "+", 10)
+    assert pending["times_delivered"] == 1
+
+
+@pytest.mark.req("OR-07")
+def test_what_waits_in_line_counts_as_delayed(open_: Open, redis_url: str, stream: str) -> None:
+    one = open_()
+    send(one, "a1", "a2", "a3")
+    first = fetch(one)["a1"]
+    assert one.counts() == {"ready": 0, "leased": 1, "delayed": 2, "dead": 0}
+    end(one, Verdict.DONE, first)
+    backlog = read_backlog(redis_url, stream, "onceward")
+    assert (backlog.in_flight, backlog.delayed) == (0, 2)
+
+
+@pytest.mark.req("OR-07")
+def test_an_idle_process_takes_what_another_has_let_go(open_: Open, client: redis.Redis) -> None:
+    """The other one ends right after it has settled."""
+    one, two = open_(), open_()
+    send(one, "a1", "a2")
+    first = fetch(one)["a1"]
+    with ThreadPoolExecutor() as threads:
+        woken = threads.submit(two.await_transactions, 50.0)
+        until(lambda: any(each["cmd"] == "xread" for each in client.client_list()))
+        end(one, Verdict.DONE, first)
+        assert woken.result(40)
+    assert list(fetch(two)) == ["a2"]
+
+
+@pytest.mark.req("OR-07")
+def test_nothing_is_due_while_all_that_is_left_waits(open_: Open) -> None:
+    one = open_()
+    send(one, "a1", "a2")
+    fetch(one)
+    assert not one.await_transactions(0.05)
+
+
+@pytest.mark.req("OR-01")
+def test_a_long_line_does_not_keep_a_fetch_from_those_behind_it(open_: Open) -> None:
+    one = open_()
+    send(one, *(f"a{number}" for number in range(3000)), "b1")
+    assert list(fetch(one, 2)) == ["a0", "b1"]
+
+
+@pytest.mark.req("OR-02")
+def test_a_lost_event_comes_back_while_there_is_always_more_to_do(open_: Open) -> None:
+    one, two = open_(lease=0.3), open_(lease=0.3)
+    send(one, "a1")
+    fetch(one)
+
+    def is_back() -> bool:
+        send(two, "b1", "c1")
+        found = fetch(two, 1)
+        end(two, Verdict.DONE, *found.values())
+        return "a1" in found
+
+    until(is_back)
+
+
+@pytest.mark.req("OR-01")
+def test_keys_that_begin_alike_are_lines_of_their_own(open_: Open) -> None:
+    one = open_()
+    keys = ["a", "a:", "a:1", "1:a", "ä", "", "a\n"]
+    one.dispatch_transactions(
+        [Transaction(payload={"key": key, "name": f"{key} {n}"}) for n in (1, 2) for key in keys]
+    )
+    assert list(fetch(one, 50)) == [f"{key} 1" for key in keys]
+
+
+@pytest.mark.req("OR-05")
+def test_the_first_ids_behind_a_letter_are_known_in_asyncio(redis_url: str, stream: str) -> None:
+    async def run() -> Any:
+        async with AsyncRedisStreamsConnector(redis_url, stream) as one:
+            one.keep_order(key_of, hold_dead=True)
+            sent = [Transaction(payload={"key": "a"}) for _ in range(4)]
+            await one.dispatch_transactions_async(sent)
+            [first] = await one.fetch_transactions_async(5)
+            await one.settle_transactions_async([Settlement(first, Verdict.FAILED, REFUSED)])
+            return sent, (await one.lines_behind_async(["a", "b"], 2))
+
+    sent, behind = asyncio.run(run())
+    assert behind["a"].waiting == 3
+    assert behind["b"].waiting == 0
+    assert set(behind["a"].ids) <= {each.id for each in sent[1:]}
