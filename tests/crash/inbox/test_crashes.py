@@ -308,8 +308,9 @@ def test_postgresql_restarted_under_load(tmp_path: Path) -> None:
     """Nothing is lost, nothing doubled, and no event is dead-lettered because of it."""
     ids = [f"event-{number}" for number in range(800)]
     with own_postgres() as server, InboxSite.on_postgresql(tmp_path, server.url) as site:
-        site.send(*ids)
         workers = [site.start(name, slots=4, lease=5.0) for name in ("one", "two")]
+        until(lambda: all(site.said("ready", by=name) for name in ("one", "two")))  # one that starts needs it
+        site.send(*ids)
 
         def has_done(part: float) -> bool:
             with suppress(OperationalError):

@@ -145,8 +145,9 @@ def test_its_server_restarted_under_load(tmp_path: Path) -> None:
     """Nothing is lost, nothing doubled, nothing dead-lettered."""
     ids = [f"event-{number}" for number in range(600)]
     with own_postgres() as server, JointSite.on_postgresql(tmp_path, server.url) as site:
-        site.send(*ids)
         workers = [site.start(name, slots=4, lease=5.0) for name in ("one", "two")]
+        until(lambda: all(site.said("ready", by=name) for name in ("one", "two")))  # one that starts needs it
+        site.send(*ids)
         until(lambda: site.credits() >= 0.2 * len(ids))
         server.control("restart", "-m", "fast")
         until(lambda: site.credits() >= 0.5 * len(ids))
