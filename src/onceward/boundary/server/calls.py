@@ -12,8 +12,7 @@ import msgspec
 from onceward.boundary.errors import Backpressure, BoundaryError, InvalidArgument, Unavailable
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.server.asgi import CALLS
-from onceward.boundary.server.codecs import refusal
-from onceward.boundary.server.compression import ARRIVING
+from onceward.boundary.server.codecs import ARRIVING, refusal
 from onceward.boundary.server.limits import Limits
 
 FREE = 64 * 1024
