@@ -23,6 +23,7 @@ HOSTS = ("localhost", "127.0.0.1")
 CA = "onceward development CA"
 CLOCK_SKEW = timedelta(minutes=5)
 """Clocks may differ by this much: a certificate becomes valid this long before it is issued."""
+MOST_DAYS = 36_500
 
 
 class Authority:
@@ -158,8 +159,8 @@ def _check(zones: Sequence[str], peers: Sequence[str], hosts: Sequence[str], day
         )
     for host in hosts:
         _host(host)
-    if days < 1:
-        raise ConfigurationError(f"--days must be 1 or more, not {days}")
+    if not 1 <= days <= MOST_DAYS:
+        raise ConfigurationError(f"--days must be 1 or more, and at most {MOST_DAYS}, not {days}")
 
 
 def _files(directory: Path, file: str) -> Tls:

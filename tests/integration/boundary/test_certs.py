@@ -171,7 +171,8 @@ def test_a_certificate_of_another_ca_and_a_ca_that_has_expired_are_refused(tmp_p
         (["--zone", "../etc"], "zone '../etc' cannot be a file name"),
         (["--zone", "ca"], "zone 'ca' cannot be a file name"),
         (["--zone", "hq", "--host", "a b"], "--host must be a host name or an IP address, not 'a b'"),
-        (["--zone", "hq", "--days", "0"], "--days must be 1 or more, not 0"),
+        (["--zone", "hq", "--days", "0"], "--days must be 1 or more, and at most 36500, not 0"),
+        (["--zone", "hq", "--days", "999999999"], "at most 36500, not 999999999"),
     ],
 )
 def test_what_it_cannot_make_is_refused(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -217,6 +218,51 @@ def test_large_messages_that_are_not_finished_hold_little(server: Served) -> Non
             with suppress(OSError):  # refused in the meantime
                 each.sendall(b"x" * (9 * MB - 1))
         assert memory(server) < before + 12 * 9 * MB // 2
+
+
+@pytest.mark.req("BC-29")
+@pytest.mark.parametrize("compressed", [False, True])
+def test_messages_that_cannot_be_read_leave_little_behind(server: Served, compressed: bool) -> None:
+    message = b"\0" * 3 * MB
+    body = gzip.compress(message) if compressed else message
+    before = memory(server)
+    for _ in range(40):
+        assert _put(server, body, compressed)[0] == 400
+    assert memory(server) < before + 40 * 3 * MB // 2
+
+
+@pytest.mark.req("BC-58")
+def test_a_compressed_message_counts_with_what_it_expands_to(server: Served) -> None:
+    refused = limited(server, "body_memory")
+    fits, too_large = (
+        pb.PutObjectRequest(bucket="b", key="zeros", blob=b"\0" * size * MB) for size in (3, 9)
+    )
+    assert _put(server, gzip.compress(fits.to_binary()), compressed=True)[0] == 200
+    status, answer = _put(server, gzip.compress(too_large.to_binary()), compressed=True)
+    assert (status, answer["code"]) == (429, "resource_exhausted")
+    assert limited(server, "body_memory") == refused + 1
+
+
+@pytest.mark.req("BC-58")
+@pytest.mark.parametrize("damaged", [gzip.compress(b"\0" * 9 * MB)[:-8], gzip.compress(b"\0" * 40 * MB)])
+def test_compressed_messages_that_are_damaged_or_too_large_leave_little_behind(
+    server: Served, damaged: bytes
+) -> None:
+    before = memory(server)
+    for _ in range(20):
+        assert _put(server, damaged, compressed=True)[0] in (400, 429)
+    assert memory(server) < before + 20 * 9 * MB // 2
+
+
+def _put(server: Served, body: bytes, compressed: bool) -> tuple[int, dict[str, Any]]:
+    headers = {"content-type": "application/proto"} | ({"content-encoding": "gzip"} if compressed else {})
+    request = urllib.request.Request(f"{server.url}{SERVICE}/PutObject", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
+            return int(answer.status), {}
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
 
 
 @pytest.mark.req("BC-29")

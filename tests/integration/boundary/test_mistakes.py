@@ -28,6 +28,8 @@ ASK = (("fetch", "--consumer", "c"), ("stats",))
 """One command for each of the two ways in which commands call."""
 SOON = 20.0
 """Seconds: well below the 30 of a call's timeout."""
+UNREADABLE = "/proc/self/mem"
+"""It can be opened."""
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,17 @@ def test_a_variable_of_tls_that_lacks_is_named(
     assert result.exit_code == 2
     assert f"together: ONCEWARD_BOUNDARY_{missing} is not set" in result.stderr
     assert "--url" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("put", "b", "k", UNREADABLE), 2), (("append", "--lines", UNREADABLE), 1)]
+)
+def test_a_file_that_can_be_opened_but_not_read_is_named(
+    plain: str, arguments: tuple[str, ...], code: int
+) -> None:
+    result = run(*arguments, env=variables(None, URL=plain))
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert f"{UNREADABLE} cannot be read: Input/output error; name another file" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", ASK)

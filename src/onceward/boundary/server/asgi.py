@@ -15,7 +15,7 @@ from onceward.boundary.boundary import Boundary
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.links.manager import Links
 from onceward.boundary.server.access import CERTIFICATE, Certificate, Guard
-from onceward.boundary.server.codecs import BinaryCodec, JsonCodec
+from onceward.boundary.server.codecs import BinaryCodec, CountedGzip, JsonCodec
 from onceward.boundary.server.pages import OPEN_PAGES, PAGES, BoundaryPages, Page
 from onceward.boundary.server.rpc import LARGEST_UNARY, BoundaryRpc
 from onceward.boundary.v1.boundary_connect import BoundaryService, BoundaryServiceASGIApplication
@@ -37,6 +37,7 @@ class Application:
             cast(BoundaryService, BoundaryRpc(boundary, guard)),
             interceptors=[] if guard is None else [guard],
             codecs=[BinaryCodec(), JsonCodec()],
+            compressions=[CountedGzip()],
             read_max_bytes=LARGEST_UNARY,
         )
 

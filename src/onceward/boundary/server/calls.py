@@ -12,14 +12,13 @@ import msgspec
 from onceward.boundary.errors import Backpressure, BoundaryError, InvalidArgument, Unavailable
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.server.asgi import CALLS
-from onceward.boundary.server.codecs import refusal
+from onceward.boundary.server.codecs import ARRIVING, refusal
 from onceward.boundary.server.limits import Limits
 
 FREE = 64 * 1024
 """Bytes of a message that do not count: small calls work while large ones are refused."""
 LEAST = 16 * 1024
 """Bytes of an upload in pieces that arrive within the time for a body: tiny ones would keep it open without end."""
-LARGE = 1024 * 1024
 FRAMED = (b"application/grpc", b"application/connect+")
 """Content types of calls in which each message has a prefix."""
 PREFIX = 5
@@ -40,6 +39,8 @@ class LimitedCalls:
         self._metrics = metrics
         self.held = 0
         """Bytes of messages that have not arrived completely."""
+        self.left = 0
+        """Bytes of messages that errors of calls which have ended may hold: such an error is held by itself."""
         self._running = 0
         self._stopping = False
         self._none_running = asyncio.Event()
@@ -51,10 +52,12 @@ class LimitedCalls:
             return
         self._running += 1
         body = _Messages(self, receive, headers.get(b"content-type", b"").startswith(FRAMED))
+        ARRIVING.set(body)
         try:
             await self._application(scope, body, lambda event: _finish(send(event)))
         finally:
             body.release()
+            self._collect()
             self._running -= 1
             if self._running == 0:
                 self._none_running.set()
@@ -68,6 +71,11 @@ class LimitedCalls:
             self.count_refusal("calls")
             return Unavailable(f"{self._running} calls run, and [limits] calls allows no more; try later")
         return None
+
+    def _collect(self) -> None:
+        if self.left > self.limits.body_memory // 4:
+            self.left = 0
+            gc.collect()
 
     def count_refusal(self, limit: str) -> None:
         self._metrics.limited.labels(limit).inc()
@@ -87,7 +95,7 @@ class _Messages:
         self._calls = calls
         self._receive = receive
         self._framed = framed
-        self._arrived = self._complete = False
+        self._arrived = False
         self._prefix = b""
         self._missing = 0
         self._size = 0
@@ -113,8 +121,7 @@ class _Messages:
                     "smaller pieces"
                 )
             ) from None
-        self._complete = event["type"] == "http.request" and not event.get("more_body")
-        self._arrived = self._complete or event["type"] == "http.disconnect"
+        self._arrived = event["type"] == "http.disconnect" or not event.get("more_body")
         body = event.get("body", b"")
         if self._framed:
             self._follow(body)
@@ -130,15 +137,22 @@ class _Messages:
         self._waiting = None
         return event
 
+    def expand(self, size: int) -> None:
+        self._size = max(self._size, size)
+        self._count(max(self._size - FREE, 0))
+
+    def waste(self, size: int) -> None:
+        self._calls.left += size
+
     def release(self) -> None:
-        if self._counted > LARGE and not self._complete:
-            gc.collect()  # the error that ended the call holds its message, and is held by it
+        self.waste(self._counted)
         self._count(0)
 
     def _count(self, size: int) -> None:
         calls, more = self._calls, size - self._counted
         if more > 0 and calls.held + more > calls.limits.body_memory:
             calls.count_refusal("body_memory")
+            self.waste(more)
             raise refusal(
                 Backpressure(
                     f"messages that are arriving take {calls.held} bytes, and [limits] body_memory allows "

@@ -1,13 +1,15 @@
-"""Encoding of messages, as protobuf and as its JSON, and of errors."""
+"""Encoding of messages, as protobuf and as its JSON, compressed or not, and of errors."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import msgspec
 from connectrpc.code import Code
 from connectrpc.codec import proto_binary_codec
+from connectrpc.compression.gzip import GzipCompression
 from connectrpc.errors import ConnectError
 
 from onceward.boundary.errors import BoundaryError, InvalidArgument
@@ -59,6 +61,34 @@ class JsonCodec:
             raise refusal(error) from None
         except Exception as error:  # noqa: BLE001  whatever the parser raises is the caller's mistake
             raise refusal(_invalid_argument(str(error))) from None
+
+
+class Arriving(Protocol):
+    def expand(self, size: int) -> None:
+        """Count a message with the bytes that it has expanded to, or refuse it."""
+
+    def waste(self, size: int) -> None:
+        """Take note of bytes that the error of this call may hold."""
+
+
+ARRIVING: ContextVar[Arriving] = ContextVar("arriving")
+"""The messages of the current call."""
+
+
+class CountedGzip(GzipCompression):
+    """A few kilobytes can expand to many megabytes, which count like those that arrive."""
+
+    def decompress(self, data: bytes | bytearray | memoryview, read_max_bytes: int | None = None) -> bytes:
+        arriving = ARRIVING.get(None)
+        try:
+            plain = super().decompress(data, read_max_bytes)
+        except Exception:
+            if arriving is not None:
+                arriving.waste(read_max_bytes or 0)  # at most, by then
+            raise
+        if arriving is not None:
+            arriving.expand(len(plain))
+        return plain
 
 
 def refusal(error: BoundaryError) -> ConnectError:

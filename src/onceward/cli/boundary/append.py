@@ -19,6 +19,7 @@ from onceward.cli.boundary.options import HERE, Url, connect
 from onceward.cli.boundary.transfers import pieces_of, progress_of, size_of
 from onceward.cli.exit import MISUSED, AsJson, fail, option, refuse_path
 from onceward.cli.output import echo, print_json
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.boundary import AsyncBoundaryClient, Envelope, Fact, StoredFact
@@ -246,6 +247,7 @@ class Appending:
     def __init__(self, client: AsyncBoundaryClient, progress: Callable[[int], object]) -> None:
         self._client = client
         self._progress = progress
+        self._lines = 0
         self._until = math.inf
         self.appended = self.known = self.last = 0
         self.problems: list[tuple[int, Exception]] = []
@@ -256,14 +258,16 @@ class Appending:
         async with asyncio.TaskGroup() as tasks:
             for queue in queues:
                 tasks.create_task(self._work(queue))
-            await self._read(source, queues)
+            try:
+                await self._read(source, queues)
+            except ConfigurationError as error:  # the rest cannot be read
+                self.problems.append((self._lines + 1, error))
             for queue in queues:
                 await queue.put(None)
 
     async def _read(self, source: IO[bytes], queues: list[asyncio.Queue[Any]]) -> None:
-        number = 0
         async for line in _lines(source):
-            number += 1
+            self._lines = number = self._lines + 1
             if number > self._until:
                 return
             if not line.strip():

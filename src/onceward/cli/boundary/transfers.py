@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from onceward._text import printable
+from onceward.cli.exit import reason_of
 from onceward.cli.output import progress_bars
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -26,9 +28,19 @@ async def pieces_of(source: IO[bytes]) -> AsyncIterator[bytes]:
     while True:
         while not _is_ready(raw):  # an empty pipe must not block Ctrl-C
             await asyncio.sleep(EMPTY_SECONDS)
-        if not (piece := raw.read(PIECE)):
+        try:
+            piece = raw.read(PIECE)
+        except OSError as error:  # of a disk, or of a file that can be opened but not read
+            raise ConfigurationError(
+                f"{_name(source)} cannot be read: {reason_of(error)}; name another file"
+            ) from None
+        if not piece:
             return
         yield piece
+
+
+def _name(source: IO[bytes]) -> str:
+    return source.name if isinstance(source.name, str) else "standard input"
 
 
 def _is_ready(source: Any) -> bool:
