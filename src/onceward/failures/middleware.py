@@ -217,9 +217,10 @@ class FailureRules(Middleware):
             await self._keep_in_step()
             if not self._board.active or not self._is_held():
                 return await source.fetch(size, **extra)
-            if self._let_go is not None:
+            paused = self._consumer in self._board.paused
+            if self._let_go is not None and (paused or not self._seeks_message()):
                 await self._let_go()
-            if self._consumer in self._board.paused:
+            if paused:
                 await sleep(NAP)  # a policy may ask again at once
                 return ()
             if await self._may_probe():
@@ -254,7 +255,7 @@ class FailureRules(Middleware):
             await self._keep_in_step()
             if not self._board.active or not self._is_held():
                 return await source.wait(min(seconds, LOOK))
-            if self._probe is not None and self._probe.transaction is None:
+            if self._seeks_message():
                 return await source.wait(min(seconds, LOOK))
             await sleep(min(seconds, NAP))
             await self._keep_in_step()
@@ -317,12 +318,14 @@ class FailureRules(Middleware):
         down = [self._board.down[each] for each in self._subjects if each in self._board.down]
         return self._probe is None and all(each.due_in <= passed and not each.probing for each in down)
 
+    def _seeks_message(self) -> bool:
+        """Whether this process has the lease for a probe, and no message for it yet; one may wait for its start."""
+        return self._probe is not None and self._probe.transaction is None
+
     async def _may_probe(self) -> bool:
-        """Whether this process has the lease for a probe, and no message for it yet."""
-        if self._probe is not None:
-            return self._probe.transaction is None
-        if not self._is_due():
-            return False
+        """Whether this process has the lease for a probe, or gets it, and no message for it yet."""
+        if self._probe is not None or not self._is_due():
+            return self._seeks_message()
         tokens: dict[str, int] = {}
         try:
             for subject in self._subjects:

@@ -304,8 +304,9 @@ class LimitedSource(Middleware):
         limiter, before = self._limiter, self._now()
         room = self._room() - len(limiter.reserved)
         if self._records.rated and not self._records.most:
-            room = min(self._window, self._size) - len(limiter.reserved)
-            room = room if 2 * room >= self._window else 0  # for several at once
+            most = min(self._window, self._size)
+            room = most - len(limiter.reserved)
+            room = room if 2 * room >= most else 0  # for several at once
         with limiter.lock:
             wishes = {
                 key: Wish(len(line), len(line))

@@ -162,6 +162,7 @@ class Life(Work):
         self.transaction = transaction
         self.plan = plan
         self.hand_over = hand_over
+        self.step = ""  # operators may look before its first step
 
     @property
     def task(self) -> str:  # type: ignore[override]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from onceward import Onceward, Refuse, RetryLater, business, outage, retry
+from onceward import Limit, Onceward, Refuse, RetryLater, business, outage, retry
 from onceward.app.build import open_task, open_task_async
 from onceward.connectors import SqliteConnector
 from onceward.transaction import Transaction
@@ -133,6 +133,28 @@ def test_an_outage_holds_its_consumer_and_ends_by_itself(
             assert sorted(line.done) == list(range(50))
             counts = until(lambda: (found := line.queue.counts())["leased"] == 0 and found)
             assert counts == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
+
+
+@pytest.mark.req("OU-11")
+@pytest.mark.parametrize("rate", ["500/s", "2/s"])
+def test_the_probes_of_a_limited_consumer_get_their_starts(
+    rate: str, asynchronous: bool, tmp_path: Path
+) -> None:
+    rules = {"limit": Limit(rate=rate), "failures": {TimeoutError: outage(probe_every="0.1s", after=1)}}
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+    with Line(app, tmp_path, asynchronous=asynchronous, **rules) as line:
+        if rate == "500/s":
+            line.send(*range(100))
+            until(lambda: len(line.done) == 100)  # it reserves many starts at once now
+        line.done.clear()
+        line.handle = fail(lambda: TimeoutError("no answer"))
+        line.send("a", "b", "c")
+        until(line.is_down)
+        tried = len(line.begun)
+        until(lambda: len(line.begun) >= tried + 2)
+        line.handle = lambda _: None
+        until(lambda: sorted(line.done) == ["a", "b", "c"])
+        assert not line.is_down()
 
 
 @pytest.mark.req("OU-03")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onceward.task.settings import EngineSettings
+from onceward.task.work import Life
+from onceward.transaction import Transaction
 from tests.support.run.world import Run, Site
 from tests.support.wait import until
 from tests.support.world import Deaf, SettlingSource, World, consuming, retry, transactions
@@ -74,6 +77,13 @@ def test_an_attempt_has_its_step_and_the_place_of_its_code(world: World) -> None
     assert "tests/support/world.py" in seen[2], "the code that waits, not the engine around it"
     assert "onceward/task/" not in seen[2]
     assert (task.attempts(), task.begun()) == ([], {})
+
+
+def test_a_transaction_can_be_looked_at_before_its_first_step(world: World) -> None:
+    task = world.consumer(lambda transaction: None, source=SettlingSource([]))
+    life = Life(Transaction("t0"), Any, copy_context(), lambda life, failed: None)  # type: ignore[arg-type]
+    task._engine.ids.holders["t0"] = life  # as the loop does before a thread takes it
+    assert task.begun() == {"t0": ""}
 
 
 def workers(run: Run) -> list[dict[str, Any]]:
