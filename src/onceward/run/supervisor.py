@@ -147,7 +147,7 @@ class Supervisor:
         return self._code
 
     def _log_summary(self, seconds: float) -> None:
-        _log.info("stopped after %.3g s; %s", seconds, self.totals)
+        _log.info("stopped after %.1f s; %s", seconds, self.totals)
         if self.totals.failed:
             _log.warning(
                 "to see what became of failed messages, run `onceward balance %s`",
