@@ -50,11 +50,11 @@ USUAL = "not long"
 """The tests of `make test`, as an expression of marks: `addopts` in pyproject.toml."""
 
 # A busy machine is slow, which is not a failure. `make test` draws the same examples every time, so only a change can
-# fail it; `make soak` asks for the profile that explores.
+# fail it; `make soak` asks for the profile that explores, and draws more.
 settings.register_profile(
     "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.register_profile("suite", settings.get_profile("explore"), derandomize=True)
+settings.register_profile("suite", settings.get_profile("explore"), derandomize=True, max_examples=40)
 settings.load_profile("suite")
 
 

@@ -37,11 +37,19 @@ def _rebuild(
 def _causes(error: BaseException) -> list[BaseException]:
     """The chain of causes, up to the first OncewardError, which carries its own causes."""
     chain: list[BaseException] = []
-    cause = error.__cause__
-    while cause is not None:
+    for cause in with_causes(error)[1:]:
         chain.append(_portable(cause))
         if isinstance(cause, OncewardError):
             break
+    return chain
+
+
+def with_causes(error: BaseException) -> list[BaseException]:
+    """The error and what it was raised from, each once: user code may raise an error from itself."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and not any(cause is each for each in chain):
+        chain.append(cause)
         cause = cause.__cause__
     return chain
 

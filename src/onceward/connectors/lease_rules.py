@@ -172,7 +172,9 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(decision, Bury):
             return f"delivery {deliveries} failed; it is now a dead letter ({decision.reason})"
         limit = "" if self.max_deliveries == sys.maxsize else f" of {self.max_deliveries}"
-        return f"delivery {deliveries}{limit} failed; it will be redelivered in {decision.delay:.3g} s"
+        return (
+            f"delivery {deliveries}{limit} failed; it will be redelivered in {round(decision.delay, 3):g} s"
+        )
 
     @property
     def backoff(self) -> Backoff:

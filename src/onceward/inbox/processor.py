@@ -27,7 +27,7 @@ from onceward._sync import Raised
 from onceward.db import LockTimeoutError, SessionError
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
-from onceward.errors import ConfigurationError, FileLostError
+from onceward.errors import ConfigurationError, FileLostError, with_causes
 from onceward.inbox import sequences
 from onceward.inbox.attempts import AttemptLedger, Company, End, Start, poisoned
 from onceward.inbox.availability import Availability
@@ -257,7 +257,10 @@ class EventProcessor:
         try:
             admitted = await self.reachable(session.apply, admit, key, attempt.digest)
         except IntegrityError as error:
-            raise self.store.explain(error, key) from error
+            meaning = self.store.explain(error, key)
+            if meaning is None:
+                raise
+            raise meaning from error
         if not admitted:
             await session.apply(self._refuse, key, attempt.digest)
             return DUPLICATE
@@ -378,9 +381,5 @@ class EventProcessor:
             raise Busy("the file of the database is lost", delay=LATER.delay()) from lost
 
     def is_serialization_failure(self, error: BaseException) -> bool:
-        cause: BaseException | None = error.raised if isinstance(error, Raised) else error
-        while cause is not None:
-            if self._backend.is_serialization_failure(cause):
-                return True
-            cause = cause.__cause__
-        return False
+        raised = error.raised if isinstance(error, Raised) else error
+        return any(map(self._backend.is_serialization_failure, with_causes(raised)))

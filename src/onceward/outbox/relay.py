@@ -328,7 +328,9 @@ class Relay(Closing):
                 lost, shown(claim.target),
             )  # fmt: skip
         for failed in ending.failed:
-            what = "it is now a dead letter" if failed.delay is None else f"next in {failed.delay:.3g} s"
+            what = (
+                "it is now a dead letter" if failed.delay is None else f"next in {round(failed.delay, 3):g} s"
+            )
             _log.warning(
                 "message %s could not be sent to %s (failure %d); %s: %s",
                 failed.row.message_id, shown(claim.target), failed.row.failures + 1, what, failed.error,

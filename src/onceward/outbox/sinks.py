@@ -13,7 +13,7 @@ from opentelemetry import context, trace
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.sqlite.store import DatabaseBusyError
 from onceward.connectors.urls import Address
-from onceward.errors import ConfigurationError, FileLostError
+from onceward.errors import ConfigurationError, FileLostError, with_causes
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Transaction
 
@@ -50,11 +50,10 @@ OUTAGE_NAMES = frozenset(
 
 def is_outage(error: BaseException | None) -> bool:
     """Whether the sink, and not the message, is to blame: then no failure is counted, and the whole target waits."""
-    while error is not None:
-        if isinstance(error, OUTAGES) or any(cls.__name__ in OUTAGE_NAMES for cls in type(error).__mro__):
-            return True
-        error = error.__cause__
-    return False
+    return error is not None and any(
+        isinstance(each, OUTAGES) or any(cls.__name__ in OUTAGE_NAMES for cls in type(each).__mro__)
+        for each in with_causes(error)
+    )
 
 
 class Sinks:

@@ -80,6 +80,24 @@ def test_an_error_that_ends_the_transaction_records_nothing_as_done(
     assert fails.asked > 1
 
 
+@pytest.mark.req("CC-012")
+def test_an_error_that_a_handler_raises_from_itself_is_a_failure_like_any_other(engine: Engine) -> None:
+    inbox = Inbox(engine)
+    inbox.migrate()
+    promised = contract()
+    inbox.register(promised)
+
+    def fail(event: Event, session: Any) -> None:
+        write(event, session)
+        error = ValueError("no amount")
+        raise error from error
+
+    paid = Event(tracking_id="e1", event_type="order.paid", created_at=LONG_AGO, payload={"amount": 1})
+    with pytest.raises(ValueError, match="no amount"):
+        inbox.process(promised, paid, fail)
+    assert found(engine) == ([], [])
+
+
 def found(engine: Engine) -> tuple[list[str], list[str]]:
     with engine.connect() as connection:
         done = connection.execute(text("SELECT tracking_id FROM onceward_dedup")).scalars().all()

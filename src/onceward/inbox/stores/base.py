@@ -172,9 +172,9 @@ class Store(EffectRows, RetentionStore):
     def admission(self, key: Key, digest: Digest) -> tuple[str, dict[str, Any]]:
         """The statement that writes the dedup row, and nothing else, with its values."""
 
-    def explain(self, error: IntegrityError, key: Key) -> Exception:
-        """Return what an error of this statement means."""
-        return error
+    def explain(self, error: IntegrityError, key: Key) -> Exception | None:
+        """Return what an error of this statement means, if that is something else."""
+        return None
 
     @abstractmethod
     def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:

@@ -83,17 +83,20 @@ class PostgreSqlStore(Store):
             "own_day": day if own is None else None,
         }
 
-    def explain(self, error: IntegrityError, key: Key) -> Exception:
+    def explain(self, error: IntegrityError, key: Key) -> Exception | None:
         day = self.partition(key)
         missing = day is not None and getattr(error.orig, "sqlstate", None) == CHECK_VIOLATION
-        return MissingDay(day) if missing and day is not None else error
+        return MissingDay(day) if missing and day is not None else None
 
     def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
         _, values = self.admission(key, digest)
         try:
             admitted, stale = self.run_first(transaction, _ADMIT_AND_RESOLVE, values)[1]
         except IntegrityError as error:
-            raise self.explain(error, key) from error
+            meaning = self.explain(error, key)
+            if meaning is None:
+                raise
+            raise meaning from error
         if stale:
             self._execute(transaction, RESOLVE_LETTER, key, **digest._asdict())
         return bool(admitted)
