@@ -90,8 +90,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         config.stash[CLAIMED].update(_claims(item))
     items[:] = [item for item in items if not _is_left_out(item)]
-    for item in (*_other_corners(items), *_other_halves(items)):
-        item.add_marker("long")
+    for others in (_other_corners, _other_halves):  # the second looks at what the first leaves
+        for item in list(others(items)):
+            item.add_marker("long")
     items.sort(key=lambda item: not item.path.is_relative_to(FORKING))
 
 

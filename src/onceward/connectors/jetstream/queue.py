@@ -48,7 +48,7 @@ CERTAIN = 0.9
 """The fraction of a lease in which a delivery is certainly still ours, by our own clock."""
 MOST_AT_ONCE = 1000
 """Messages in one batch: JetStream's limit."""
-MOMENT = 0.01
+MOMENT = 0.1
 """Seconds that a fetch waits for a first message: JetStream confirms a message a moment before its consumers see it."""
 MOST_PULLED = 1 << 20
 MOST_HELD = 5000
