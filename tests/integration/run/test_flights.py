@@ -101,7 +101,7 @@ def test_a_replaced_process_leaves_what_was_stuck_and_progress_has_neither_code_
         assert (flight["step"], flight["attempt"]) == ("process", 1)
         [stuck] = until(lambda: [each for worker in workers(run) for each in worker["were_stuck"]])
         assert (stuck["consumer"], stuck["id"], stuck["step"]) == ("charge", flight["id"], "process")
-        assert stuck["pid"] == run.workers()[0]
+        assert stuck["pid"] in run.workers()  # it may be stuck in the next process by now, too
         page = run.get("/progress")[1]
         assert "ann@example.com" not in page
         assert "wait_for_the_bank" not in page
