@@ -20,6 +20,10 @@ HARMLESS = ("Leadership Change", "Server Shutdown", "Interest Expired", "Batch C
 """Descriptions of the last one after which the next pull works."""
 
 
+LAST_MOMENT = 0.1
+"""Seconds that a request which was ended has for its answer."""
+
+
 class PulledMessage(msgspec.Struct, frozen=True):
     """A message that JetStream has delivered, as its reply subject describes it."""
 
@@ -82,6 +86,13 @@ class Pull:
         if not self._ended:
             await self._over.wait()
 
+    async def finish(self) -> None:
+        """Wait a moment for the answer after the end: what JetStream sends to nobody waits for its lease to expire."""
+        self._over = asyncio.Event()
+        if not self.is_answered:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), LAST_MOMENT)
+
 
 class QueueLine(NatsConnection):
     user = "onceward queue"
@@ -107,6 +118,7 @@ class QueueLine(NatsConnection):
                 await self._nats.publish(subject, msgspec.json.encode(request), reply=inbox)
                 await pull.wait()
                 if not pull.is_answered:  # ended by a stop: take what was sent for the request meanwhile
+                    await pull.finish()
                     await received.drain()  # type: ignore[no-untyped-call]
         except self.unavailable:
             if not pull.messages:
