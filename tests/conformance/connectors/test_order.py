@@ -19,9 +19,10 @@ from onceward.connectors.postgresql import PostgreSqlConnector
 from onceward.connectors.redis_streams import RedisStreamsConnector
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.testing.servers import redis_server
-from onceward.transaction import Settlement, Transaction, Verdict
+from onceward.transaction import Transaction, Verdict
 from tests.conformance.connectors.test_boundary import WholeConnector
 from tests.support.boundary.server import boundary_server
+from tests.support.lines import end, fetch, key_of, send
 from tests.support.schema import Schema, new_schema
 from tests.support.wait import until
 
@@ -54,10 +55,6 @@ def old_redis() -> Iterator[str]:
 def boundary(tmp_path: Path) -> Iterator[str]:
     with boundary_server(tmp_path) as made:
         yield made
-
-
-def key_of(transaction: Transaction) -> str | None:
-    return transaction.payload.get("key")
 
 
 class Queue:
@@ -111,19 +108,6 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Queue]:
     made = Queue(open_)
     with made.opened:
         yield made
-
-
-def send(connector: Any, *names: str) -> None:
-    """`a1` is number 1 of key a."""
-    connector.dispatch_transactions([Transaction(payload={"key": name[0], "name": name}) for name in names])
-
-
-def fetch(connector: Any, size: int = 10) -> dict[str, Transaction]:
-    return {each.payload["name"]: each for each in connector.fetch_transactions(size)}
-
-
-def end(connector: Any, verdict: Verdict, *transactions: Transaction, **more: Any) -> None:
-    connector.settle_transactions([Settlement(each, verdict, **more) for each in transactions])
 
 
 @pytest.mark.req("OR-01")

@@ -306,12 +306,16 @@ def test_an_inbox_from_an_older_backup_lacks_messages_by_name(shop: Shop, tmp_pa
     assert all(f"missing: {each.id}" in text for each in sent[5:])
 
 
-@pytest.mark.req("CC-153")
-def test_what_a_consumer_did_under_an_earlier_name_is_not_said_to_be_missing(shop: Shop) -> None:
+def consume_under_another_name(shop: Shop) -> None:
     shop.send(order(1, id="first"), order(2, id="second"))
     shop.consume()
     for table in ("onceward_dedup", "onceward_consumers"):
         shop.execute(f"UPDATE {table} SET consumer_id = 'charging'")
+
+
+@pytest.mark.req("CC-153")
+def test_what_a_consumer_did_under_an_earlier_name_is_not_said_to_be_missing(shop: Shop) -> None:
+    consume_under_another_name(shop)
     result = shop.of_app("--json")
     [struck] = json.loads(result.stdout)
     assert (result.exit_code, struck["missing"]) == (3, [])
@@ -326,10 +330,7 @@ def test_what_a_consumer_did_under_an_earlier_name_is_not_said_to_be_missing(sho
 
 @pytest.mark.req("CC-153")
 def test_records_of_another_consumer_do_not_stand_for_those_of_this_one(shop: Shop) -> None:
-    shop.send(order(1, id="first"), order(2, id="second"))
-    shop.consume()
-    for table in ("onceward_dedup", "onceward_consumers"):
-        shop.execute(f"UPDATE {table} SET consumer_id = 'charging'")
+    consume_under_another_name(shop)
     shop.send(order(3))
     shop.consume()
     assert shop.balanced()[1]["missing"] == ["first", "second"]

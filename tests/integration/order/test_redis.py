@@ -18,6 +18,7 @@ from onceward.connectors.redis_streams.counts import read_backlog
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Settlement, Transaction, Verdict
 from tests.support.every_redis import every_redis
+from tests.support.lines import end, fetch, key_of, send
 from tests.support.pending_entries import age
 from tests.support.wait import until
 
@@ -25,10 +26,6 @@ pytestmark = every_redis
 
 REFUSED = TransactionException("no", ExceptionCategory.BUSINESS)
 Open = Callable[..., Any]
-
-
-def key_of(transaction: Transaction) -> str | None:
-    return transaction.payload.get("key")
 
 
 @pytest.fixture
@@ -54,19 +51,6 @@ def open_(redis_url: str, stream: str) -> Iterator[Open]:
             return connector
 
         yield make
-
-
-def send(connector: Any, *names: str) -> None:
-    """`a1` is number 1 of key a."""
-    connector.dispatch_transactions([Transaction(payload={"key": name[0], "name": name}) for name in names])
-
-
-def fetch(connector: Any, size: int = 10) -> dict[str, Transaction]:
-    return {each.payload["name"]: each for each in connector.fetch_transactions(size)}
-
-
-def end(connector: Any, verdict: Verdict, *transactions: Transaction, **more: Any) -> None:
-    connector.settle_transactions([Settlement(each, verdict, **more) for each in transactions])
 
 
 def entries(client: redis.Redis, stream: str) -> dict[str, bytes]:
