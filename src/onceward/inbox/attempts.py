@@ -9,7 +9,6 @@ start after which it would be poison is recorded when nothing else runs in its p
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import os
 import threading
@@ -79,7 +78,11 @@ class AttemptLedger:
         """Consumer and tracking id of this inbox's starts that have no end yet. Only their leases are ours."""
 
     async def expect(self, contract: Contract, keys: Sequence[Key]) -> dict[str, Start]:
-        """Record a start for each key, in one transaction. Keys missing from the result must be started separately."""
+        """Record a start for each key, in one transaction. Keys missing from the result must be started separately.
+
+        It does not wait for the disk: these starts are there for processes that die, and the commit of an event takes
+        everything before it to the disk. A start that is a claim waits, see `start`.
+        """
         if contract.poison_after == 1:
             keys = ()  # each start is the last one, and needs a process of its own
 
@@ -93,7 +96,7 @@ class AttemptLedger:
         if not keys and not self._finished and not self._unwritten:
             return {}
         starts: dict[str, Start] = {}
-        for tracking_id, number in await self._with_leftovers(expect):
+        for tracking_id, number in await self._with_leftovers(expect, flushes=False):
             self._open.add((contract.consumer_id, tracking_id))
             starts[tracking_id] = Start(number)
         return starts
@@ -160,7 +163,9 @@ class AttemptLedger:
         """Forget a start that has an end, or whose lease the heartbeat keeps."""
         self._open.discard((key.consumer_id, key.tracking_id))
 
-    async def _with_leftovers(self, operation: Callable[[DbTransaction], Any] | None) -> Any:
+    async def _with_leftovers(
+        self, operation: Callable[[DbTransaction], Any] | None, *, flushes: bool = True
+    ) -> Any:
         """Run the operation in one transaction with all pending entries, which stay pending until it commits."""
         ends: list[End] = []
         finished: list[Key] = []
@@ -183,7 +188,7 @@ class AttemptLedger:
             return None if operation is None else operation(transaction)
 
         try:
-            return await self._ports.transact(self._store.limited(write))
+            return await self._ports.transact(self._store.limited(write, flushes=flushes))
         except BaseException:
             self._unwritten.extendleft(reversed(ends))
             self._finished.extendleft(reversed(finished))
@@ -362,7 +367,7 @@ def in_flight(found: Attempts, lease: float) -> Busy:
 
 def with_token(event: Event, start: Start) -> Event:
     """Return the event with the inbox's own token, for a source without one."""
-    claimed = copy.copy(event)  # not `replace`, which would check every field again
+    claimed: Event = event.__copy__()  # type: ignore[attr-defined]  # not `replace`, which would check all fields
     msgspec.structs.force_setattr(claimed, "lock_token", str(start.token))
     return claimed
 

@@ -145,6 +145,8 @@ class Store(EffectRows, RetentionStore):
     limit_waiting = ""
     """SQL that limits how long a transaction of the inbox's own waits for a row, and how long each of its statements
     takes, if they could take long: the process that locked the row may be frozen."""
+    without_flush = ""
+    """The same, and the commit does not wait for the disk either."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         super().__init__(clock)
@@ -155,13 +157,14 @@ class Store(EffectRows, RetentionStore):
         )
         """`admit` of a key and a digest, without letters, in one statement. An error has to go through `explain`."""
 
-    def limited(self, operation: Callable[..., T]) -> Callable[..., T]:
-        """Return the operation with `limit_waiting` before it."""
-        if not self.limit_waiting:
+    def limited(self, operation: Callable[..., T], *, flushes: bool = True) -> Callable[..., T]:
+        """Return the operation with `limit_waiting` before it, or `without_flush`."""
+        limits = self.limit_waiting if flushes else self.without_flush
+        if not limits:
             return operation
 
         def run(transaction: DbTransaction, *args: Any) -> T:
-            self.run(transaction, self.limit_waiting)
+            self.run(transaction, limits)
             return operation(transaction, *args)
 
         return run

@@ -65,6 +65,7 @@ class PostgreSqlStore(Store):
     limit_waiting = (
         "SELECT set_config('lock_timeout', '5s', true), set_config('statement_timeout', '30s', true)"
     )
+    without_flush = f"{limit_waiting}, set_config('synchronous_commit', 'off', true)"
 
     def partition(self, key: Key) -> int | None:
         return day_in(key.tracking_id)
