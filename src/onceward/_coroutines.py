@@ -45,7 +45,8 @@ class all_awaited:
     __slots__ = ("_list", "_token")
 
     def __enter__(self) -> None:
-        watch_coroutines()
+        if _warn is None:
+            watch_coroutines()
         self._list: list[str] = []
         self._token = _seen.set(self._list)
 

@@ -67,7 +67,7 @@ def day_in(text: str) -> int | None:
 
     It depends on nothing but the id, so it can say where the id's record is.
     """
-    ms = uuid7_ms(text)
+    ms = uuid7_ms(text) if text[14:15] == "7" else None
     if ms is None:
         return None
     day = ms // _MS_PER_DAY

@@ -108,19 +108,22 @@ def _direct(transaction: DbTransaction, sql: str, params: Params) -> tuple[int, 
 
 def _prepare(
     transaction: DbTransaction, sql: str, params: Params
-) -> tuple[Connection, str, Any, Sequence[str]] | None:
+) -> tuple[Connection, Any, str, Any, Sequence[str]] | None:
     """What the backend gets to run a text on the driver. None if SQLAlchemy has to run it."""
     connection = transaction.usable
-    if _is_observed(connection):
+    if connection._echo or (
+        (connection._has_events or connection.engine._has_events) and _is_heard(connection)
+    ):
         return None
-    driver_sql, names, in_order = _compiled(sql, connection.dialect)
-    _check(connection, sql)
+    driver_sql, names, in_order, why = _compiled(sql, connection.dialect)
+    if why is not None:
+        raise SessionError(why)
     try:
         values = [params[name] for name in names]
     except KeyError:
         return None  # it says what is missing
     given = values if in_order else dict(zip(names, values, strict=True))
-    return connection, driver_sql, given, transaction.take_words()
+    return connection, transaction.runner, driver_sql, given, transaction.take_words()
 
 
 def execute_by_sqlalchemy(
@@ -133,8 +136,9 @@ def execute_by_sqlalchemy(
 
 
 def _given(sql: Sql, params: Params | Sequence[Params] | None) -> tuple[str, Params] | None:
-    words = _words(sql)
-    return (words, params or {}) if words is not None and isinstance(params, Mapping | None) else None
+    words = sql if type(sql) is str else _words(sql)
+    fits = type(params) is dict or isinstance(params, Mapping | None)  # asking an abstract class takes long
+    return (words, params or {}) if words is not None and fits else None  # type: ignore[return-value]
 
 
 execute: Final = OneStatement(_given, lambda rows, first: rows, execute_by_sqlalchemy)
@@ -291,13 +295,9 @@ def run_by_sqlalchemy(transaction: DbTransaction, sql: str, params: Params) -> t
         return int(result.rowcount), result.first() if result.returns_rows else None
 
 
-def _is_observed(connection: Connection) -> bool:
-    """Whether somebody wants to see or change what SQLAlchemy sends to the driver."""
-    if connection._echo:
-        return True
+def _is_heard(connection: Connection) -> bool:
+    """Whether somebody else wants to see or change what SQLAlchemy sends to the driver."""
     engine = connection.engine
-    if not (connection._has_events or engine._has_events):
-        return False
     heard: Any = (connection if connection._has_events else engine).dispatch
     ours = CALLS.watches(engine)
     return bool(
@@ -309,10 +309,12 @@ def _is_observed(connection: Connection) -> bool:
 
 
 @lru_cache(500)
-def _compiled(sql: str, dialect: Dialect) -> tuple[str, list[str], bool]:
-    """The text for the driver, the names of its parameters, and whether it takes their values in this order."""
+def _compiled(sql: str, dialect: Dialect) -> tuple[str, list[str], bool, str | None]:
+    """The text for the driver, the names of its parameters, whether it takes their values in this order, and why it
+    must not be run, if so."""
     compiled: Any = _text(sql).compile(dialect=dialect)
-    return compiled.string, list(compiled.positiontup or compiled.params), compiled.positional
+    names = list(compiled.positiontup or compiled.params)
+    return compiled.string, names, compiled.positional, refusal(sql, dialect.name)
 
 
 def _result(

@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from onceward._process.forks import forks
 from onceward.db.errors import SessionError
 from onceward.db.transaction import BlockingSessionPort, DbTransaction, SessionState
 from onceward.task.cancellation import current_token, raise_if_cancelled
@@ -24,13 +25,16 @@ class PartTransaction(DbTransaction):
     """A part of `whole`, on its connection. `number` counts the parts from 0."""
 
     def __init__(self, whole: DbTransaction, number: int) -> None:
-        super().__init__(whole._engine, whole._name)
+        # Not by super().__init__(), which would look at the engine again.
+        self.backend, self._engine, self._name = whole.backend, whole._engine, whole._name
+        self._generation = forks.generation
         self._whole = whole
         self._number = number
 
     def open(self) -> None:
         """Begin, without a call to the database: the savepoint comes with the first use of the connection."""
         self._connection = self._whole.connection
+        self._runner = self._whole.runner
         self._has_begun = not self._number
         self._whole.parts += self._has_begun
         self._state = SessionState.OPEN
@@ -57,12 +61,12 @@ class PartTransaction(DbTransaction):
 
     def open_with_canceller(self) -> None:
         """In threads: a statement of this part is canceled if the attempt runs out of time."""
-        raise_if_cancelled()
+        self.token = token = current_token()
+        if token is not None and token.expired:
+            raise_if_cancelled()
         self.open()
-        self.token = current_token()
-        if self.token is not None and self._connection is not None:
-            driver = self._connection.connection.driver_connection
-            self._canceller = self.token.add(partial(self.backend.cancel, driver))
+        if token is not None and self._connection is not None:
+            self._canceller = token.add(partial(self.backend.cancel, self._whole.driver))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -79,7 +83,7 @@ class PartTransaction(DbTransaction):
         try:
             if problem is None:
                 _end_nested(connection)
-                self.backend.end_part(connection)
+                self.backend.end_part(self.runner)
             elif lost or not self._number:
                 self._whole.lose(problem)
             elif self._has_begun:

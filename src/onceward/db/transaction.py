@@ -18,7 +18,7 @@ from enum import Enum, auto
 from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Concatenate, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine
@@ -71,31 +71,36 @@ FORKED = (
     "this session belongs to the process that this one was forked from, and ends there; nothing was done with it here. "
     "Open a new session on a new engine in the child"
 )
+_OPEN: Final = SessionState.OPEN  # looking up a member of an enum is slow
 CANNOT_END = {state: CANNOT_USE[state] for state in (SessionState.NEW, SessionState.ENDED)}
 
 
 class DbTransaction:
     """One transaction, as a block in threads. `name` is the session's class, which the messages use."""
 
+    # Class defaults: every event has a transaction of its own, or a part of one.
+    committed = False
+    repeated = False
+    """Whether who opens it makes it again after a serialization failure."""
+    had_conflict = False
+    """Set by an optimistic update that found another version; see `occ_update`."""
+    parts = 0
+    """How many sessions share it; see `onceward.db.parts`."""
+    token: CancelToken | None = None
+    """Of the attempt that opens it, if that has a time limit. Once it is set, only a rollback is possible."""
+    _canceller: Canceller | None = None
+    _was_canceled = False
+    _state = SessionState.NEW
+    _connection: Connection | None = None
+    _driver: Any = None
+    _runner: Any = None
+    _failure: BaseException | None = None
+
     def __init__(self, engine: Engine, name: str) -> None:
         self.backend = BACKENDS.get(engine.dialect.name) or backend_of(engine.dialect)
-        self.committed = False
-        self.repeated = False
-        """Whether who opens it makes it again after a serialization failure."""
-        self.had_conflict = False
-        """Set by an optimistic update that found another version; see `occ_update`."""
-        self.parts = 0
-        """How many sessions share it; see `onceward.db.parts`."""
-        self.token: CancelToken | None = None
-        """Of the attempt that opens it, if that has a time limit. Once it is set, only a rollback is possible."""
-        self._canceller: Canceller | None = None
-        self._was_canceled = False
         self._engine = engine
         self._name = name
-        self._state = SessionState.NEW
-        self._connection: Connection | None = None
         self._generation = forks.generation
-        self._failure: BaseException | None = None
 
     @property
     def connection(self) -> Connection:
@@ -104,9 +109,23 @@ class DbTransaction:
     @property
     def usable(self) -> Connection:
         """The connection, for a statement that comes with what `take_words` returns."""
-        self.check_usable()
-        assert self._connection is not None
-        return self._connection
+        if self._generation != forks.generation or self._state is not _OPEN:
+            self.check_usable()
+        return self._connection  # type: ignore[return-value]  # it has one while it is open
+
+    @property
+    def driver(self) -> Any:
+        """The driver's own connection, looked up once."""
+        if self._driver is None and self._connection is not None:
+            self._driver = self._connection.connection.driver_connection
+        return self._driver
+
+    @property
+    def runner(self) -> Any:
+        """What the backend runs statements on, looked up once."""
+        if self._runner is None and self._connection is not None:
+            self._runner = self.backend.runner(self._connection)
+        return self._runner
 
     def take_words(self) -> Sequence[str]:
         """The statements that must come before any other, if there are some left. The caller runs them."""
@@ -175,7 +194,10 @@ class DbTransaction:
         self, operation: Callable[Concatenate[DbTransaction, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run one operation of the session, and remember its failure: the commit must not ignore it."""
-        self.check_running()
+        # `check_running`, without its calls: this is on the way of every statement
+        token = self.token
+        if self._generation != forks.generation or self._state is not _OPEN or (token and token.expired):
+            self.check_running()
         try:
             return operation(self, *args, **kwargs)
         except BaseException as error:

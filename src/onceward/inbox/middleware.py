@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -100,7 +99,7 @@ def _with_payload_of(transaction: Transaction, event: Event) -> Transaction:
     """The transaction as the handler gets it."""
     if event.payload is transaction.payload:
         return transaction
-    changed = copy.copy(transaction)  # not `replace`, which would check every field again
+    changed: Transaction = transaction.__copy__()  # type: ignore[attr-defined]  # not `replace`: it checks all fields
     msgspec.structs.force_setattr(changed, "payload", event.payload)
     return changed
 
@@ -192,19 +191,27 @@ class ContractKeeper(Middleware):
 
     def _attempt_of(self, transaction: Transaction) -> EventAttempt:
         """An attempt with the start that was recorded for it, if one was."""
-        expected = self._expected.get(id(transaction))
 
         async def handle(current: Event, session: Any) -> Any:
             given = _with_payload_of(transaction, current)
             return await self._handle([given] if self._batches else given, session)
 
+        _, event, key, start = self._expected.get(id(transaction)) or (
+            None,
+            Event.of(transaction),
+            None,
+            None,
+        )
+        work: Any = current_work.get()
         attempt = EventAttempt(
             self._contract,
-            self._event_of(transaction),
+            event,
             handle,
             metrics=self._metrics,
-            start=None if expected is None else expected.start,
+            key=key,
+            start=start,
             departure=self._source.departure_of(transaction),
+            traced=work is None or work.plan.watch is not None,
         )
         attempt.transaction = transaction
         return attempt

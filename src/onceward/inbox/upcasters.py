@@ -51,7 +51,7 @@ def upcast(contract: Contract, event: Event) -> Event:
         payload = _convert_to_model(contract, event, payload)
     elif event.schema_version == contract.schema_version:
         return event
-    changed = copy.copy(event)  # not `replace`, which would check every field again
+    changed: Event = event.__copy__()  # type: ignore[attr-defined]  # not `replace`, which would check all fields
     msgspec.structs.force_setattr(changed, "payload", payload)
     msgspec.structs.force_setattr(changed, "schema_version", contract.schema_version)
     return changed

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any
 
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.script import TimeLimit
@@ -87,7 +87,7 @@ class CancelToken:
 
 def current_token() -> CancelToken | None:
     """The token of the attempt running here; None outside an engine, or if the attempt has no time limit."""
-    token = cast(CancelToken | None, current_attempt.get())
+    token: Any = current_attempt.get()
     return None if token is None or token.over else token
 
 

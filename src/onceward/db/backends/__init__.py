@@ -64,7 +64,7 @@ class Backend(Protocol):
     def begin_part(self, connection: Connection, number: int) -> None:
         """Run these statements, and nothing with them."""
 
-    def end_part(self, connection: Connection) -> None:
+    def end_part(self, runner: Any) -> None:
         """Keep the part, without a call to the database. Raises if it is known that the transaction has ended."""
 
     def note_repeated(self, connection: Connection, *, repeated: bool) -> None:
@@ -76,14 +76,18 @@ class Backend(Protocol):
     def check_parts(self, connection: Connection, last: int) -> None:
         """Raise unless the transaction is the one in which its last part began. Called before its commit."""
 
+    def runner(self, connection: Connection) -> Any:
+        """What `direct` needs of the connection for a whole transaction: finding it takes longer than a short
+        statement. None if only SQLAlchemy can run statements here."""
+
     def direct(
-        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+        self, connection: Connection, runner: Any, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
         """Run a statement on the driver, after those of `before` and together with them, and return the rows affected
         and its first row. None if nothing was run, because only SQLAlchemy can run it here."""
 
     async def direct_async(
-        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+        self, connection: Connection, runner: Any, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
         """The same in asyncio, outside a greenlet."""
 

@@ -113,7 +113,7 @@ class PostgreSql:
         for words in self.part_words(number):
             connection.exec_driver_sql(words).close()
 
-    def end_part(self, connection: Connection) -> None:
+    def end_part(self, runner: Any) -> None:
         """Do nothing: `check_parts` will see."""
 
     def undo_part(self, connection: Connection, number: int) -> None:
@@ -123,29 +123,40 @@ class PostgreSql:
         # Gone if user code has ended the transaction and begun another.
         connection.exec_driver_sql("RELEASE SAVEPOINT onceward_part_1").close()
 
+    def runner(self, connection: Connection) -> KeptCursors | None:
+        return _cursors(connection)
+
     def direct(
-        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+        self,
+        connection: Connection,
+        runner: KeptCursors | None,
+        sql: str,
+        values: Any,
+        before: Sequence[str] = (),
     ) -> tuple[int, Any] | None:
         if connection.dialect.is_async:
-            return await_only(self.direct_async(connection, sql, values, before))
-        cursors = _cursors(connection)
-        if cursors is None:
+            return await_only(self.direct_async(connection, runner, sql, values, before))
+        if runner is None:
             return None
         with CALLS.call(connection):
             try:
-                return cursors.send(sql, values, before)
+                return runner.send(sql, values, before)
             except connection.dialect.loaded_dbapi.Error as error:
                 translate(connection, error, sql, values)
 
     async def direct_async(
-        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+        self,
+        connection: Connection,
+        runner: KeptCursors | None,
+        sql: str,
+        values: Any,
+        before: Sequence[str] = (),
     ) -> tuple[int, Any] | None:
-        cursors = _cursors(connection)
-        if cursors is None:
+        if runner is None:
             return None
         with CALLS.call(connection):
             try:
-                return await cursors.send_async(sql, values, before)
+                return await runner.send_async(sql, values, before)
             except connection.dialect.loaded_dbapi.Error as error:
                 await translate_async(connection, error, sql, values)
 

@@ -118,9 +118,7 @@ class Sqlite:
         driver.interrupt()
 
     def part_words(self, number: int) -> Sequence[str]:
-        # The savepoint before has no use any more, and the more are open, the more a write costs.
-        before = (f"RELEASE {_part(number - 1)}",) if number > 1 else ()
-        return (*before, f"SAVEPOINT {_part(number)}")
+        return _FIRST_PART if number == 1 else _NEXT_PART[number % 2]
 
     def begin_part(self, connection: Connection, number: int) -> None:
         # Outside a transaction it would begin one, and its end would commit.
@@ -128,8 +126,9 @@ class Sqlite:
         for words in self.part_words(number):
             _do(connection, words)
 
-    def end_part(self, connection: Connection) -> None:
-        self._check_open(connection)
+    def end_part(self, runner: Any) -> None:
+        if not runner.in_transaction:
+            raise SessionError(ENDED_WITHIN)
 
     def undo_part(self, connection: Connection, number: int) -> None:
         self._check_open(connection)
@@ -140,46 +139,24 @@ class Sqlite:
         self._check_open(connection)
         _do(connection, f"RELEASE {_part(last)}")
 
+    def runner(self, connection: Connection) -> Any:
+        return connection.connection.driver_connection
+
     def direct(
-        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+        self, connection: Connection, runner: Any, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
         try:
-            return self._run_here(connection, sql, values, before)
+            return _run_here(runner, sql, values, before)
         except sqlite3.Error as error:
             translate(connection, error, sql, values)
 
     async def direct_async(
-        self, connection: Connection, sql: str, values: Any, before: Sequence[str] = ()
+        self, connection: Connection, runner: Any, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
         try:
-            return self._run_here(connection, sql, values, before)
+            return _run_here(runner, sql, values, before)
         except sqlite3.Error as error:
             await translate_async(connection, error, sql, values)
-
-    def _run_here(
-        self, connection: Connection, sql: str, values: Any, before: Sequence[str]
-    ) -> tuple[int, Any] | None:
-        """Run it in this thread, if it may run there."""
-        driver: Any = connection.connection.driver_connection
-        if before and not driver.in_transaction:
-            # A savepoint would begin a transaction, and its end would commit.
-            raise SessionError(ENDED_WITHIN)
-        if isinstance(driver, sqlite3.Connection):
-            for words in before:
-                driver.execute(words)
-            return _run(driver, sql, values)
-        if not (hasattr(driver, "takes") and driver.takes(sql) and driver.takes_more):
-            return None
-        plain = driver._conn
-        for words in before:
-            plain.execute(words)
-        try:
-            result: tuple[int, Any] = driver.run_here(sql, partial(_run, plain, sql, values))
-            return result
-        except sqlite3.Error as error:
-            if getattr(error, "broken_off", False) and not before and driver.in_transaction:
-                return None  # it has changed nothing, and goes to the thread
-            raise
 
     def _check_open(self, connection: Connection) -> None:
         if self.has_ended(connection):
@@ -189,16 +166,45 @@ class Sqlite:
         """Do nothing: no other session can write to this database until this one ends."""
 
 
+def _run_here(driver: Any, sql: str, values: Any, before: Sequence[str]) -> tuple[int, Any] | None:
+    """Run it in this thread, if it may run there."""
+    if before and not driver.in_transaction:
+        # A savepoint would begin a transaction, and its end would commit.
+        raise SessionError(ENDED_WITHIN)
+    if isinstance(driver, sqlite3.Connection):
+        for words in before:
+            driver.execute(words)
+        return _run(driver, sql, values)
+    if not (hasattr(driver, "takes") and driver.takes(sql) and driver.takes_more):
+        return None
+    plain = driver._conn
+    for words in before:
+        plain.execute(words)
+    try:
+        result: tuple[int, Any] = driver.run_here(sql, partial(_run, plain, sql, values))
+        return result
+    except sqlite3.Error as error:
+        if getattr(error, "broken_off", False) and not before and driver.in_transaction:
+            return None  # it has changed nothing, and goes to the thread
+        raise
+
+
 def _part(number: int) -> str:
     """Two names in turn: few texts to compile, and none undoes the part before."""
     return f"onceward_part_{number % 2}"
+
+
+_FIRST_PART: Final = (f"SAVEPOINT {_part(1)}",)
+# The savepoint before has no use any more, and the more are open, the more a write costs.
+_NEXT_PART: Final = tuple((f"RELEASE {_part(number + 1)}", f"SAVEPOINT {_part(number)}") for number in (0, 1))
 
 
 def _run(plain: sqlite3.Connection, sql: str, values: Any) -> tuple[int, Any]:
     cursor = plain.execute(sql, values)
     row = cursor.fetchone() if cursor.description else None
     result = cursor.rowcount, row
-    cursor.close()
+    if row is not None:
+        cursor.close()  # one that has no rows has ended
     return result
 
 

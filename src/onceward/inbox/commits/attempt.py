@@ -53,8 +53,10 @@ class EventAttempt:
         handler: Handler,
         *,
         metrics: InboxMetrics | None = None,
+        key: Key | None = None,
         start: Start | None = None,
         departure: Departure | None = None,
+        traced: bool = True,
     ) -> None:
         self.began = time.perf_counter()
         self.contract = contract
@@ -62,15 +64,14 @@ class EventAttempt:
         """As it was delivered."""
         self.event = event
         """As the handler gets it."""
-        self.key = Key(contract.consumer_id, event.tracking_id, event.day)
+        self.key = key or Key(contract.consumer_id, event.tracking_id, event.day)
         self.handler = handler
         self.metrics = metrics
         self.start = start
         """None until it is recorded."""
         self.departure = departure
         """The end of its delivery, if its queue is in the same database."""
-        span = trace.get_current_span()
-        if span.is_recording():
+        if traced and (span := trace.get_current_span()).is_recording():
             quietly(
                 span.set_attributes,
                 {
