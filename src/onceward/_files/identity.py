@@ -62,10 +62,14 @@ class OpenFile:
             self._is_database = S_ISREG(found.st_mode) and not self.path.endswith(COMPANIONS)
         elif self._is_database and not found.st_size:  # a companion may be empty
             raise FileLostError(_describe_loss(self.path, "emptied", "what was in it"))
-        if found.st_size < self._size and (self._is_database or self._is_log):
-            if lost_pages(os.path.realpath(self.path.removesuffix(WAL) if self._is_log else self.path)):
-                raise FileLostError(_describe_loss(self.path, "cut", "a part of what was in it"))
+        if found.st_size < self._size and self._has_lost_pages():
+            raise FileLostError(_describe_loss(self.path, "cut", "a part of what was in it"))
         self._size = found.st_size
+
+    def _has_lost_pages(self) -> bool:
+        if not self._is_database and not self._is_log:
+            return False
+        return lost_pages(os.path.realpath(self.path.removesuffix(WAL) if self._is_log else self.path)) > 0
 
 
 def companions_of(path: str | os.PathLike[str]) -> list[OpenFile]:
@@ -89,8 +93,8 @@ def _reason(error: OSError) -> str:
 
 def _describe_loss(path: str, happened: str, what: str) -> str:
     return (
-        f"{path} was {happened} while it was open, and {what} is lost. Nothing more is acknowledged. Stop all processes "
-        "that use it, and put a copy in its place"
+        f"{path} was {happened} while it was open, and {what} is lost. Nothing more is acknowledged. Stop all "
+        "processes that use it, and put a copy in its place"
     )
 
 
