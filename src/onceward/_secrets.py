@@ -7,7 +7,7 @@ quote parts of a URL, so opening one calls `remember`, and `mask` hides its pass
 from __future__ import annotations
 
 import re
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 MASK = "***"
 
@@ -52,6 +52,12 @@ def names_secret(name: str) -> bool:
 def mask_url(url: str) -> str:
     """Replace passwords and tokens by ***, even if it is not a valid URL. The rest stays readable."""
     return _mask_url(url, [])
+
+
+def without_user(url: str) -> str:
+    """Return a URL of the web without user and password, which `urlopen` would take for a part of the host."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def mask(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Deleting or replacing a file does not close it: a process goes on writing to the old one, and what it writes is gone
 when the process is. SQLite notices that only in some of its journal modes. In WAL mode, it does not notice either that
-a file was emptied: it goes on with what it has in memory.
+a file was emptied or cut: it goes on with what it has in memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from stat import S_ISREG
 
+from onceward._files.cut import lost_pages
 from onceward.errors import FileLostError
 
 WAL = "-wal"
@@ -27,13 +28,15 @@ Identity = tuple[int, int]
 class OpenFile:
     """A file that was just opened. A symlink stands for the file it leads to."""
 
-    __slots__ = ("_held", "_is_database", "identity", "path")
+    __slots__ = ("_held", "_is_database", "_is_log", "_size", "identity", "path")
 
     def __init__(self, path: str | os.PathLike[str], *, hold: bool = False) -> None:
         """`hold` for a file that its user may close and open again: a new file could get the inode of a deleted one."""
         self.path = os.fspath(path)
         self._held = None
         self._is_database = False
+        self._is_log = self.path.endswith(WAL)
+        self._size = 0
         if hold and O_PATH:
             try:
                 # O_PATH, because closing any other descriptor of a file would drop SQLite's locks on it.
@@ -58,10 +61,15 @@ class OpenFile:
         if found.st_size and not self._is_database:
             self._is_database = S_ISREG(found.st_mode) and not self.path.endswith(COMPANIONS)
         elif self._is_database and not found.st_size:  # a companion may be empty
-            raise FileLostError(
-                f"{self.path} was emptied while it was open, and what was in it is lost. Nothing more is acknowledged. "
-                "Stop all processes that use it, and put a copy in its place"
-            )
+            raise FileLostError(_describe_loss(self.path, "emptied", "what was in it"))
+        if found.st_size < self._size and self._has_lost_pages():
+            raise FileLostError(_describe_loss(self.path, "cut", "a part of what was in it"))
+        self._size = found.st_size
+
+    def _has_lost_pages(self) -> bool:
+        if not self._is_database and not self._is_log:
+            return False
+        return lost_pages(os.path.realpath(self.path.removesuffix(WAL) if self._is_log else self.path)) > 0
 
 
 def companions_of(path: str | os.PathLike[str]) -> list[OpenFile]:
@@ -81,6 +89,13 @@ def identity_of(path: str | int) -> Identity | None:
 def _reason(error: OSError) -> str:
     gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
     return "was deleted or moved" if gone else f"cannot be found any more ({error.strerror})"
+
+
+def _describe_loss(path: str, happened: str, what: str) -> str:
+    return (
+        f"{path} was {happened} while it was open, and {what} is lost. Nothing more is acknowledged. Stop all "
+        "processes that use it, and put a copy in its place"
+    )
 
 
 def _describe(path: str, happened: str) -> str:

@@ -290,11 +290,18 @@ def _object(body: bytes) -> ObjectRef:
     return ref
 
 
+def _gap(body: bytes) -> Gap:
+    gap = msgspec.json.decode(body, type=Gap)
+    if not 1 <= gap.first_missing <= gap.last_missing:
+        raise ValueError(f"no offsets are from {gap.first_missing} to {gap.last_missing}")
+    return gap
+
+
 _READ: dict[bytes, Callable[[bytes], Any]] = {
     b"H": msgspec.json.Decoder(Header).decode,
     b"O": _object,
     b"F": lambda body: from_pb(pb.StoredFact.from_binary(body)),
-    b"G": msgspec.json.Decoder(Gap).decode,
+    b"G": _gap,
 }
 
 

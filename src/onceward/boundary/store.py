@@ -63,6 +63,11 @@ class FactLog(Protocol):
         larger than `largest` bytes together, but at least one if there is one."""
         ...
 
+    async def times_after(self, offsets: Sequence[int]) -> list[int | None]:
+        """Return when the first fact above each of these offsets was appended, in milliseconds since 1970; None if
+        there is none."""
+        ...
+
     async def bounds(self) -> Bounds: ...
 
     async def size(self) -> int:

@@ -6,7 +6,10 @@ A record in the log is a `StoredFact` without its two numbers, which are added i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
 
 from onceward.boundary.errors import InvalidArgument
 from onceward.boundary.model import Envelope, Fact, Gap, Page, StoredFact
@@ -20,6 +23,9 @@ AROUND_RECORD = 32
 """Bytes that a fact in a page has at most in addition to its record: two numbers, a length, and what marks them."""
 AROUND_PAGE = 32
 """Bytes of a gap."""
+
+UNENCODABLE = (UnicodeEncodeError, OverflowError, TypeError)
+"""What the library raises for a lone surrogate, a number beyond 64 bits, and a value of another type."""
 
 _OFFSET, _ENVELOPE, _FACT, _APPENDED_AT = b"\x08", b"\x12", b"\x1a", b"\x20"
 _FACTS, _GAP, _LOG_BEGINS_AT = b"\x0a", b"\x12", b"\x18"
@@ -45,14 +51,41 @@ def stored_bytes(record: Record) -> bytes:
     return b"".join((_OFFSET, varint(offset), body, _APPENDED_AT, varint(appended_at)))
 
 
+class Encoded:
+    """A message that is encoded already."""
+
+    __slots__ = ("_encoded",)
+
+    def __init__(self, encoded: bytes) -> None:
+        self._encoded = encoded
+
+    def to_binary(self) -> bytes:
+        return self._encoded
+
+
+def encode(kind: Callable[..., Any], within: str = "", **fields: Any) -> Encoded:
+    """Encode a message of this kind. Raise `InvalidArgument` with the name of a field whose value has no encoding:
+    the libraries would do so in the middle of a call, which looks like a boundary that cannot be reached."""
+    try:
+        return Encoded(bytes(kind(**fields).to_binary()))
+    except UNENCODABLE as error:
+        if len(fields) == 1:
+            raise InvalidArgument(within + next(iter(fields)), f"cannot be sent: {error}") from None
+        for name, value in fields.items():
+            encode(kind, within, **{name: value})
+        raise
+
+
 def append_request(envelope: Envelope, fact: Fact) -> bytes:
     """Encode an `AppendFactRequest`. Raise `InvalidArgument` if there is no such encoding."""
     try:
         return bytes(
             pb.AppendFactRequest(envelope=as_pb_envelope(envelope), fact=as_pb_fact(fact)).to_binary()
         )
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise InvalidArgument("envelope or fact", f"cannot be encoded: {error}") from None
+    except UNENCODABLE:
+        _convert(partial(encode, pb.Envelope, "envelope."), envelope)
+        encode(pb.Fact, "fact.", **msgspec.structs.asdict(fact))
+        raise
 
 
 def append_requests(requests: Iterable[bytes], in_order: bool = False) -> bytes:

@@ -6,6 +6,8 @@ entries behind them.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -14,9 +16,14 @@ from onceward._process.stop import AsyncStop, BlockingStop
 from onceward.queue.errors import QueueError, UndecodableEntryError
 from onceward.queue.messages import QueueMessage
 from onceward.queue.protocol import START, RedisGroup
+from onceward.telemetry.logger import OwnLogger
+
+_log = OwnLogger(logging.getLogger("onceward.queue"))
 
 PAGE = 100
 """Pending entries inspected at a time if Redis cannot select them itself."""
+SHOWN = 10
+"""Ids of trimmed entries in one line of the log."""
 
 
 class Claims:
@@ -65,7 +72,8 @@ class Claims:
 
     async def _take_at_once(self, min_idle_ms: int, count: int, cursor: bytes) -> tuple[list[_Taken], bytes]:
         [reply], _ = await self._group.ask(self._commands.autoclaim(min_idle_ms, cursor, count))
-        # Redis 7 lists trimmed entries separately; 6.2 puts nil in their place.
+        # Redis 7 forgets trimmed entries, and lists them separately; 6.2 puts nil in their place, and keeps them.
+        self._tell_forgotten(reply[2] if len(reply) > 2 else ())
         entries = [entry for entry in reply[1] if entry is not None and entry[1] is not None]
         if not entries:
             return [], reply[0]
@@ -90,7 +98,23 @@ class Claims:
         [entries], _ = await self._group.ask(self._commands.claim(min_idle_ms, list(chosen)))
         # Entries that another consumer claimed first are missing; trimmed ones are nil before Redis 7.
         taken = [_Taken(entry[0], entry[1], chosen[entry[0]]) for entry in entries if entry is not None]
+        if len(entries) < len(chosen):
+            missing = list(chosen.keys() - {each.id for each in taken})
+            found, _ = await self._group.ask(*map(self._commands.entry, missing))
+            self._tell_forgotten([id_ for id_, there in zip(missing, found, strict=True) if not there])
         return taken, cursor
+
+    def _tell_forgotten(self, ids: Collection[bytes]) -> None:
+        if ids:
+            _log.warning(
+                "%d entries of stream %s were trimmed before group %s acknowledged them, so nobody can handle them any "
+                "more, and Redis has taken them off the pending list: %s%s",
+                len(ids),
+                self._group.config.stream_key,
+                self._group.config.consumer_group,
+                b", ".join(sorted(ids)[:SHOWN]).decode(),
+                "" if len(ids) <= SHOWN else ", …",
+            )
 
 
 class _Taken(NamedTuple):

@@ -213,6 +213,9 @@ class QueueCommands:
         arguments = ("XCLAIM", self._stream, self._group, self._consumer, min_idle_ms, *ids)
         return Command(f"claiming on {self._where}", arguments, "claim")
 
+    def entry(self, id_: bytes) -> Command:
+        return Command(f"looking for an entry of {self._where}", ("XRANGE", self._stream, id_, id_))
+
     def pending(self, start: bytes | str, end: bytes | str, count: int) -> Command:
         arguments = ("XPENDING", self._stream, self._group, start, end, count)
         return Command(f"listing pending messages on {self._where}", arguments, "pending")

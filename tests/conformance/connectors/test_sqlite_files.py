@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ def test_a_lost_file_takes_no_message_and_no_outcome(path: Path, lose: Change) -
         queue.dispatch_transactions([Transaction("a"), Transaction("b")])
         [transaction] = queue.fetch_transactions(1)
         lose(path)
-        with pytest.raises(FileLostError, match=r"queue\.db.* (deleted|replaced|emptied)"):
+        with pytest.raises(FileLostError, match=r"queue\.db.* (deleted|replaced|emptied|cut)"):
             queue.dispatch_transactions([Transaction("c")])
         with pytest.raises(FileLostError):
             queue.fetch_transactions(1)
@@ -35,6 +37,19 @@ def test_a_lost_file_takes_no_message_and_no_outcome(path: Path, lose: Change) -
             queue.settle_transactions([Settlement(transaction, Verdict.DONE)])
         with pytest.raises(FileLostError):
             queue.extend_transactions([transaction])
+
+
+@pytest.mark.req("RN-08")
+def test_a_file_that_is_cut_by_a_few_pages_is_noticed(path: Path) -> None:
+    with SqliteConnector(path) as queue:
+        queue.dispatch_transactions([Transaction("x" * 1000) for _ in range(200)])
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("PRAGMA wal_checkpoint").fetchall()
+        queue.dispatch_transactions([Transaction("y")])
+        os.truncate(path, path.stat().st_size - 3 * 4096)
+        for _ in range(2):
+            with pytest.raises(FileLostError, match=r"queue\.db was cut"):
+                queue.dispatch_transactions([Transaction("z")])
 
 
 @pytest.mark.req("RN-08")

@@ -219,6 +219,8 @@ PARTS = {
         (b"H", b'{"zone":"z","since":0,"last":1}'),
         (b"O", b'{"bucket":"b","key":"k","digest":"d","size":-99}'),
     ],
+    "a gap of no offsets": [(b"H", b'{"zone":"z","since":0,"last":1}'), (b"G", b"[9, 2]")],
+    "a gap before the first offset": [(b"H", b'{"zone":"z","since":0,"last":1}'), (b"G", b"[-9, 2]")],
 }
 
 

@@ -528,6 +528,7 @@ def test_consumers_and_stats_say_how_far_everybody_is(url: str) -> None:
     stats = answer("stats", url=url)
     assert (stats["first"], stats["last"], len(stats["consumers"])) == (1, 200, 2)
     assert "archive, by 200 facts" in said("stats", url=url)
+    assert answer("stats", url=url.replace("://", "://ann:pw-9f@"))["last"] == 200
 
 
 @pytest.mark.req("BC-38")

@@ -135,6 +135,36 @@ def test_an_entry_whose_body_was_trimmed_is_reported_and_cleared(
         assert client.xpending(stream, "onceward")["pending"] == 1
 
 
+@pytest.mark.req("CN-11")
+@pytest.mark.parametrize(("verdict", "history"), [(Verdict.RETURNED, 0), (Verdict.FAILED, 1)])
+def test_an_entry_that_was_trimmed_while_a_worker_had_it_becomes_a_dead_letter_unless_it_is_done(
+    redis_url: str,
+    stream: str,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    verdict: Verdict,
+    history: int,
+) -> None:
+    with RedisStreamsConnector(redis_url, stream, lease=0.6) as connector:
+        connector.dispatch_transactions(numbered(3))
+        done, ended, extended = connector.fetch_transactions(3)
+        client.xtrim(stream, maxlen=0, approximate=False)
+        connector.extend_transactions([done, ended, extended])
+        assert client.xpending(stream, "onceward")["pending"] == 3
+        error = TransactionException("no", "SYSTEM", ended.id)
+        connector.settle_transactions(
+            [Settlement(done, Verdict.DONE), Settlement(ended, verdict, error, delay=5.0)]
+        )
+        connector.hasten_transactions([ended])
+        [letter] = connector.dead_letters()
+        assert (letter.reason, letter.deliveries, len(letter.history)) == (BurialReason.TRIMMED, 1, history)
+        assert client.xpending(stream, "onceward")["pending"] == 1
+        until(lambda: connector.fetch_transactions(10) or len(connector.dead_letters()) == 2)
+        assert [letter.reason for letter in connector.dead_letters()] == [BurialReason.TRIMMED] * 2
+        assert sum("trimmed" in record.getMessage() for record in caplog.records) == 2
+        assert client.xpending(stream, "onceward")["pending"] == 0
+
+
 @pytest.mark.req("CN-04")
 @pytest.mark.parametrize("values", [b"", b"odd", b"\xff\x00", b"-1", b"9" * 30])
 def test_no_entry_of_the_dead_letters_hides_those_behind_it(

@@ -110,13 +110,20 @@ def test_entries_trimmed_from_the_stream_are_skipped(
 
 
 @pytest.mark.req("QC-11")
-def test_a_pending_list_of_nothing_but_trimmed_entries_is_an_empty_claim(
-    world: QueueWorld, skipping: dict[str, Any]
+def test_a_pending_list_of_nothing_but_trimmed_entries_is_an_empty_claim_and_a_line_of_the_log(
+    world: QueueWorld, skipping: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     world.add(*"123")
-    deliver(world, 3)
+    ids = deliver(world, 3)
     world.admin.xtrim(world.stream, maxlen=0, approximate=False)
     assert world.consumer(**skipping).claim_stale() == []
+    if world.pending():  # as on Redis 6.2: `backlog_stats` counts them
+        assert len(world.pending()) == 3
+        return
+    until(lambda: caplog.messages)
+    told = " ".join(caplog.messages)
+    assert all(each in told for each in ids)
+    assert "trimmed" in told
 
 
 @pytest.mark.req("QC-11")

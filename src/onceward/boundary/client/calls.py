@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
+from math import isnan
 from typing import Any, TypeVar
 
 from connectrpc.code import Code
@@ -31,21 +32,13 @@ _log = OwnLogger(logging.getLogger("onceward.boundary"))
 CHUNK = 256 * 1024
 INLINE = 1024 * 1024
 """Bytes. A larger object is sent in pieces."""
+MOST_WAIT = 3600.0
+"""Seconds. A boundary waits for less."""
 MOST_CALLS = 10
 PATIENCE = Backoff(0.1)
 """Waits between the calls of `patiently`: 51.1 s in total for ten calls."""
 
 T = TypeVar("T")
-
-
-class Encoded:
-    """A message that is encoded already."""
-
-    def __init__(self, encoded: bytes) -> None:
-        self._encoded = encoded
-
-    def to_binary(self) -> bytes:
-        return self._encoded
 
 
 class OneByOne(Exception):
@@ -74,7 +67,7 @@ class Calls:
                 late = ConnectError(Code.DEADLINE_EXCEEDED, "no answer in time")
                 late.__cause__ = error
                 raise failure(late, self.url) from error
-        return _appended(await self._ask("append_fact", Encoded(request)))
+        return _appended(await self._ask("append_fact", wire.Encoded(request)))
 
     async def append_all(
         self, messages: Iterable[tuple[Envelope, Fact]], in_order: bool
@@ -113,8 +106,8 @@ class Calls:
     ) -> list[Appended | BoundaryError]:
         try:
             if len(requests) == 1:
-                return [_appended(await call("append_fact", Encoded(requests[0])))]
-            answer = await call("append_facts", Encoded(wire.append_requests(requests, in_order)))
+                return [_appended(await call("append_fact", wire.Encoded(requests[0])))]
+            answer = await call("append_facts", wire.Encoded(wire.append_requests(requests, in_order)))
         except ConnectError as error:
             if error.code is Code.UNIMPLEMENTED and len(requests) > 1:
                 self._one_by_one = True
@@ -144,28 +137,31 @@ class Calls:
     async def fetch(
         self, consumer_name: str, limit: int, max_bytes: int, wait: float = 0.0, wait_after: int = 0
     ) -> Page:
-        request = pb.FetchFactsRequest(
+        if isnan(wait):
+            raise errors.InvalidArgument("wait", "must be a number of seconds, not NaN")
+        request = wire.encode(
+            pb.FetchFactsRequest,
             consumer_name=consumer_name,
             limit=limit,
             max_bytes=max_bytes,
-            wait_ms=max(int(wait * 1000), 0),
+            wait_ms=int(min(max(wait, 0.0), MOST_WAIT) * 1000),
             wait_after=wait_after,
         )
         return wire.page(await self._ask("fetch_facts", request, grace=0.0 if wait > 0 else LAST_WAIT))
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
-        request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, offset=offset)
+        request = wire.encode(pb.ConfirmReceiptRequest, consumer_name=consumer_name, offset=offset)
         return int((await self._ask("confirm_receipt", request)).cursor_advanced_to)
 
     async def remove_consumer(self, consumer_name: str) -> int:
-        request = pb.RemoveConsumerRequest(consumer_name=consumer_name)
+        request = wire.encode(pb.RemoveConsumerRequest, consumer_name=consumer_name)
         return int((await self._ask("remove_consumer", request)).offset)
 
     async def put(self, bucket: str, key: str, blob: bytes, media_type: str) -> ObjectRef:
         if len(blob) > INLINE:
             pieces = (blob[at : at + CHUNK] for at in range(0, len(blob), CHUNK))
             return await self.put_stream(bucket, key, pieces, media_type)
-        request = pb.PutObjectRequest(bucket=bucket, key=key, blob=blob, media_type=media_type)
+        request = wire.encode(pb.PutObjectRequest, bucket=bucket, key=key, blob=blob, media_type=media_type)
         return _ref(await self._ask("put_object", request), media_type)
 
     async def put_stream(self, bucket: str, key: str, data: Any, media_type: str) -> ObjectRef:
@@ -198,7 +194,7 @@ class Calls:
         return await self.receive(bucket, key, plainly, begin)
 
     async def pieces(self, bucket: str, key: str) -> AsyncGenerator[bytes]:
-        request = pb.GetObjectRequest(bucket=bucket, key=key)
+        request = wire.encode(pb.GetObjectRequest, bucket=bucket, key=key)
         async with aclosing(self._answers("get_object_stream", request)) as chunks:
             async for chunk in chunks:
                 if chunk.data:
@@ -212,7 +208,7 @@ class Calls:
         begin: Callable[[ObjectRef], object] = lambda ref: None,
     ) -> ObjectRef:
         """Pass every piece of an object to `write`, in order. What `write` raises is raised."""
-        request = pb.GetObjectRequest(bucket=bucket, key=key)
+        request = wire.encode(pb.GetObjectRequest, bucket=bucket, key=key)
         ref: ObjectRef | None = None
         async with aclosing(self._answers("get_object_stream", request)) as chunks:
             async for chunk in chunks:
@@ -254,12 +250,14 @@ class Calls:
     ) -> ObjectRef:
         broken: list[Exception] = []
 
+        begin = wire.encode(pb.PutObjectChunk, bucket=bucket, key=key, media_type=media_type)
+
         async def messages() -> AsyncIterator[Any]:
-            yield pb.PutObjectChunk(bucket=bucket, key=key, media_type=media_type)
+            yield begin
             try:
                 async for piece in pieces:
                     if piece:
-                        yield pb.PutObjectChunk(data=piece)
+                        yield wire.encode(pb.PutObjectChunk, data=piece)
             except Exception as error:
                 broken.append(error)
                 raise

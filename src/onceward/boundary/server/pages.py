@@ -137,18 +137,19 @@ class BoundaryPages:
 
     async def _read_state(self) -> StoreState:
         bounds, cursors = await self._read_cursors()
-        offsets = {cursor.offset for cursor in cursors if cursor.offset < bounds.last}
-        lags = dict(zip(offsets, await asyncio.gather(*map(self._lag, offsets)), strict=True))
+        offsets = list({cursor.offset for cursor in cursors if cursor.offset < bounds.last})
+        now, times = time.time(), await self._boundary.store.times_after(offsets)
+        lags = {
+            offset: max(now - at / 1000, 0.0)
+            for offset, at in zip(offsets, times, strict=True)
+            if at is not None
+        }
         return StoreState(
             bounds,
             cursors,
             [lags.get(cursor.offset, 0.0) for cursor in cursors],
             await self._boundary.fill.percent(),
         )
-
-    async def _lag(self, offset: int) -> float:
-        oldest = await self._boundary.store.read(offset, 1)
-        return max(time.time() - oldest[0][2] / 1000, 0.0) if oldest else 0.0
 
 
 PAGES: dict[str, Callable[[BoundaryPages], Awaitable[Page]]] = {

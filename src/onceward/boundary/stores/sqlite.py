@@ -55,6 +55,10 @@ READ = """
     SELECT "offset", CAST(record AS BLOB), CAST(appended_at AS INTEGER) FROM facts
     WHERE "offset" > ? ORDER BY "offset" LIMIT ?
 """  # SQLite stores any value in any column: what another program wrote must not stop the facts behind it
+TIMES_AFTER = """
+    SELECT (SELECT CAST(appended_at AS INTEGER) FROM facts WHERE "offset" > value ORDER BY "offset" LIMIT 1)
+    FROM json_each(?) ORDER BY key
+"""
 BOUNDS = """
     SELECT (SELECT min("offset") FROM facts), (SELECT max("offset") FROM facts), (SELECT through FROM removed)
 """  # as separate queries, for each of which SQLite reads one end of the index
@@ -143,6 +147,11 @@ class SqliteBoundaryStore:
                     break
                 records.append(each)
         return records
+
+    async def times_after(self, offsets: Sequence[int]) -> list[int | None]:
+        with self._readable():
+            found = self._reading.execute(TIMES_AFTER, (msgspec.json.encode(offsets).decode(),))
+            return [time for (time,) in found]
 
     async def bounds(self) -> Bounds:
         with self._readable():

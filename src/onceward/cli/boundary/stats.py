@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onceward._secrets import mask_url
+from onceward._secrets import mask_url, without_user
 from onceward.cli.boundary.options import HERE, Url, check_url, connect, handle_errors, tls_for
 from onceward.cli.exit import MISUSED, AsJson, argument, fail
 from onceward.cli.output import iso_time, print_json, print_result, print_table
@@ -104,7 +104,7 @@ def _get_stats(url: str, as_json: bool) -> dict[str, Any]:
         shown = mask_url(page)
         context = None if tls is None else client_context(tls)
         try:
-            with urlopen(page, timeout=SECONDS, context=context) as answer:
+            with urlopen(without_user(page), timeout=SECONDS, context=context) as answer:
                 found: dict[str, Any] = json.load(answer)
                 found["last"], found["consumers"]
                 return found

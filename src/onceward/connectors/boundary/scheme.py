@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward._secrets import mask, mask_url
+from onceward._secrets import mask, mask_url, without_user
 from onceward.connectors.reports import (
     ANSWER_SECONDS,
     CHECK_SERVER,
@@ -143,7 +143,7 @@ def _read(address: Address, path: str, fields: Sequence[str]) -> dict[str, Any]:
 
     page = f"{server_of(address)}{path}"
     try:
-        with urlopen(page, timeout=ANSWER_SECONDS, context=_trust(address)) as answer:
+        with urlopen(without_user(page), timeout=ANSWER_SECONDS, context=_trust(address)) as answer:
             found: dict[str, Any] = json.load(answer)
             for name in fields:
                 found[name]
@@ -151,7 +151,7 @@ def _read(address: Address, path: str, fields: Sequence[str]) -> dict[str, Any]:
     except HTTPError as error:
         with error:
             why = _message_in(error.read(10_000)) or f"{error.code} {error.reason}"
-        raise ServerUnreachable(f"cannot read {page}: {why}; {CHECK_SERVER}") from None
+        raise ServerUnreachable(f"cannot read {mask_url(page)}: {why}; {CHECK_SERVER}") from None
     except (OSError, HTTPException) as error:
         raise ServerUnreachable(
             f"cannot read {mask_url(page)}: {mask(str(getattr(error, 'reason', error)))}; {CHECK_SERVER}"

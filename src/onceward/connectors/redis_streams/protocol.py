@@ -292,7 +292,7 @@ class StreamQueue(StreamLines, Leasing):
                 reply = yield from self._run_script(scripts.ACKNOWLEDGE, (self.group, *certain))
                 if isinstance(reply, Exception):
                     raise reply
-            lost = (yield from self._settle(verdicts)) if verdicts else []
+            lost, trimmed = (yield from self._settle(verdicts)) if verdicts else ((), ())
             for _, delivery in ending.values():
                 delivery.settled = True
         finally:
@@ -305,7 +305,7 @@ class StreamQueue(StreamLines, Leasing):
                 settlement.verdict,
             )
         for entry, (settlement, delivery) in ending.items():
-            if settlement.verdict is Verdict.FAILED and entry not in lost:
+            if settlement.verdict is Verdict.FAILED and entry not in lost and entry not in trimmed:
                 _log.info("transaction %s: %s", settlement.transaction.id, delivery.next)
 
     def _verdict(self, settlement: Settlement, delivery: LeasedDelivery) -> Sequence[Any]:
@@ -338,7 +338,7 @@ class StreamQueue(StreamLines, Leasing):
             (as_str(entry), delivery.deliveries, "extend") for entry, (delivery, _) in running.items()
         ]
         asked = self._clock()
-        lost = (yield from self._settle(verdicts)) if verdicts else []
+        lost, _ = (yield from self._settle(verdicts)) if verdicts else ((), ())
         for delivery, _ in running.values():
             delivery.since = asked
         for entry in lost:
@@ -348,11 +348,13 @@ class StreamQueue(StreamLines, Leasing):
             _log.warning("transaction %s: lease expired, too late to extend it", running[entry][1].id)
 
     def _settle(self, verdicts: Sequence[Sequence[Any]]) -> Exchange:
-        """Return the entries that were no longer held."""
+        """Return the entries that were no longer held, and those that are dead letters because they were trimmed."""
         packed = msgspec.msgpack.encode(verdicts)
         arguments = (self.group, self.consumer, self.parked, self._lease_ms, packed)
-        lost = yield from self._evaluate(scripts.SETTLE, arguments)
-        return [entry.encode() for entry, *_ in verdicts] if lost is None else lost
+        reply = yield from self._evaluate(scripts.SETTLE, arguments)
+        lost, buried = reply or ([entry.encode() for entry, *_ in verdicts], ())
+        self._tell_buried(buried)
+        return lost, [entry for entry, *_ in buried]
 
     # ── inspecting ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -203,10 +203,15 @@ SETTLE = (
     + """
 local stream, history_key, dead_key, tally = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, consumer, parked, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local lost, done, held = {}, {}, {}
+local lost, buried, done, held = {}, {}, {}, {}
 local endings = cmsgpack.unpack(ARGV[5])
 for _, each in ipairs(redis.call('XPENDING', stream, group, '-', '+', 1000000, consumer)) do
     held[each[1]] = each[4]
+end
+local function note(id, line)
+    if (line or '') ~= '' then
+        redis.call('HSET', history_key, id, (redis.call('HGET', history_key, id) or '') .. line .. '\\n')
+    end
 end
 for _, each in ipairs(endings) do
     local id, deliveries, verdict = each[1], each[2], each[3]
@@ -215,30 +220,34 @@ for _, each in ipairs(endings) do
     elseif verdict == 'done' then
         table.insert(done, id)
         if deliveries > 1 then redis.call('HDEL', history_key, id) end
+    elseif verdict ~= 'bury' and not redis.call('XRANGE', stream, id, id)[1] then
+        if verdict ~= 'extend' then
+            note(id, each[6])
+            table.insert(
+                buried, bury(stream, group, history_key, dead_key, tally, id, 'trimmed', '', '', deliveries))
+        end
     elseif verdict == 'extend' then
         redis.call('XCLAIM', stream, group, consumer, 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries, 'JUSTID')
     elseif verdict == 'return' then
         local idle = math.max(lease - each[4], 0)
         redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', idle, 'RETRYCOUNT', deliveries - 1, 'JUSTID')
     elseif verdict == 'delay' then
-        local history = redis.call('HGET', history_key, id) or ''
-        redis.call('HSET', history_key, id, history .. each[6] .. '\\n')
+        note(id, each[6])
         local idle = math.max(lease - each[4], 0)
         redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', idle, 'RETRYCOUNT', deliveries, 'JUSTID')
     else
-        if each[6] ~= '' then
-            local history = redis.call('HGET', history_key, id) or ''
-            redis.call('HSET', history_key, id, history .. each[6] .. '\\n')
-        end
+        note(id, each[6])
         bury(stream, group, history_key, dead_key, tally, id, each[4], '', each[5], deliveries)
     end
 end
 end_entries(stream, group, tally, done, 1)
-return lost
+return {lost, buried}
 """
 )
 """End or extend these deliveries. Each is a list: id, deliveries, verdict, and what the verdict needs: a delay in
-milliseconds or a reason, an error, a line of history. Returns the ids that were no longer held.
+milliseconds or a reason, an error, a line of history. Returns the ids that were no longer held, and what was buried
+because somebody had trimmed it. A trimmed entry is never claimed, because Redis 7 forgets it then: a worker that has it
+may still end it until its lease is over, and after that it becomes a dead letter.
 
 They come as one MessagePack argument: packing hundreds of arguments costs a client more than the work here."""
 
@@ -317,13 +326,14 @@ as the stream has them."""
 HASTEN = """
 local stream, group, parked, lease = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 for at = 4, #ARGV do
-    for _, entry in ipairs(redis.call('XPENDING', stream, group, ARGV[at], ARGV[at], 1, parked)) do
+    local is_there = redis.call('XRANGE', stream, ARGV[at], ARGV[at])[1]
+    for _, entry in ipairs(is_there and redis.call('XPENDING', stream, group, ARGV[at], ARGV[at], 1, parked) or {}) do
         redis.call('XCLAIM', stream, group, parked, 0, ARGV[at], 'IDLE', lease, 'RETRYCOUNT', entry[4], 'JUSTID')
     end
 end
 return 0
 """
-"""End the delays of entries that nobody holds."""
+"""End the delays of entries that nobody holds. Trimmed ones stay: see `SETTLE`."""
 
 RELEASE = """
 local stream = KEYS[1]
@@ -348,5 +358,4 @@ end
 return released
 """
 """Free the entries of all consumers of an owner (its name and 13 characters); their deliveries count as lost. Trimmed
-ones stay until their lease expires and they become dead letters: Redis 7 forgets an entry that is claimed after it was
-trimmed."""
+ones stay: see `SETTLE`."""

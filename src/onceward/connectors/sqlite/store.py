@@ -92,7 +92,8 @@ class Database:
                     f"the connector to {self.path} is closed; create a new one to continue"
                 )
             if self._connected:
-                self._files[0].check()
+                for each in self._files:
+                    each.check()
             else:
                 self.cursor = self._open()
                 self._forget()

@@ -59,6 +59,8 @@ class Sqlite:
             )
         if connection.dialect not in _listening:
             _keep_when_interrupted(connection.dialect)
+        for each in connection.info.get(_FILES, ())[1:]:  # the first was checked before connecting
+            each.check()
         connection.begin()
         if driver.in_transaction:  # begun by autocommit=False or a listener, most likely as DEFERRED
             connection.exec_driver_sql("ROLLBACK")

@@ -49,6 +49,19 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     @with_store
+    async def test_the_times_of_the_first_facts_after_offsets_are_known_at_once(
+        self, store: BoundaryStore
+    ) -> None:
+        assert await store.times_after([]) == []
+        assert await store.times_after([0, 7]) == [None, None]
+        for number in range(1, 5):
+            await store.append(fact(f"m{number}", appended_at=1_700_000_000_000 + number))
+        await store.drop(2)
+        times = await store.times_after([3, 0, 4, 2])
+        assert times == [1_700_000_000_004, 1_700_000_000_003, None, 1_700_000_000_003]
+
+    @pytest.mark.req("BC-26")
+    @with_store
     async def test_a_page_of_large_facts_is_cut_but_never_empty(self, store: BoundaryStore) -> None:
         for number in range(4):
             await store.append(fact(f"m{number}", "x" * 6_000_000))

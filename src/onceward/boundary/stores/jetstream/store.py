@@ -221,6 +221,10 @@ class JetStreamBoundaryStore:
                 records.append((found.seq, found.data, int(found.headers[APPENDED_AT])))
         return records
 
+    async def times_after(self, offsets: Sequence[int]) -> list[int | None]:
+        pages = await asyncio.gather(*(self.read(offset, 1) for offset in offsets))
+        return [page[0][2] if page else None for page in pages]
+
     async def bounds(self) -> Bounds:
         state = await self._link.info(self._stream)
         return Bounds(state.first_seq if state.messages else state.last_seq + 1, state.last_seq)

@@ -57,6 +57,10 @@ READ = f"""
         WINDOW in_order AS (ORDER BY "offset" ROWS UNBOUNDED PRECEDING)
     ) AS counted WHERE bytes_so_far <= %s OR place = 1
 """
+TIMES_AFTER = """
+    SELECT (SELECT appended_at FROM onceward_boundary_facts WHERE "offset" > at ORDER BY "offset" LIMIT 1)
+    FROM unnest(%s::bigint[]) WITH ORDINALITY AS given (at, place) ORDER BY place
+"""
 BOUNDS = 'SELECT (SELECT min("offset") FROM onceward_boundary_facts), last FROM onceward_boundary_log'
 SIZE = "SELECT bytes FROM onceward_boundary_log"
 REMOVE = f"""
@@ -171,6 +175,9 @@ class PostgreSqlBoundaryStore:
 
     async def read(self, after: int, limit: int, largest: int = PAGE_BYTES) -> list[Record]:
         return await self._query(READ, after, limit, largest)
+
+    async def times_after(self, offsets: Sequence[int]) -> list[int | None]:
+        return [time for (time,) in await self._query(TIMES_AFTER, list(offsets))]
 
     async def bounds(self) -> Bounds:
         [(first, last)] = await self._query(BOUNDS)
