@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 LIMIT = 60.0
 """Seconds. Far more than anything needs on a busy machine, and less than the suite's own timeout for a test."""
 FIRST_PAUSE = 0.001
-LONGEST_PAUSE = 0.01
+LONGEST_PAUSE = 0.03
 
 T = TypeVar("T")
 

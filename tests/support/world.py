@@ -125,7 +125,7 @@ def results(*script: Any) -> Behaviour:
         with lock:
             item = remaining.pop(0) if len(remaining) > 1 else remaining[0]
         if isinstance(item, BaseException):
-            raise item
+            raise item.with_traceback(None)  # it would grow each time
         return item
 
     return play
@@ -182,7 +182,7 @@ class ListSource:
         if self.script is not None:
             item = self.script.pop(0) if self.script else []
             if isinstance(item, BaseException):
-                raise item
+                raise item.with_traceback(None)  # it would grow each time
             return item
         batch, self.items = self.items[:size], self.items[size:]
         return batch

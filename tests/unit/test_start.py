@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +52,22 @@ def charge(order: dict) -> None: ...
 def test_the_command_line_loads_no_engine_for_its_help() -> None:
     modules = loaded("import onceward.cli.main")
     assert among(modules, ("asyncio", "msgspec", "opentelemetry", "pydantic", "redis", "sqlalchemy")) == set()
+
+
+@pytest.mark.req("PF-01")
+def test_a_run_without_a_database_loads_no_sqlalchemy(tmp_path: Path) -> None:
+    program = f"""
+import onceward.cli.run, onceward.run.run, onceward.run.worker
+from onceward import Onceward
+from onceward.app.build import open_task
+from onceward.run.run import check
+app = Onceward("shop")
+
+@app.consumer("sqlite:///{tmp_path}/orders.db")
+def charge(order: dict) -> None: ...
+
+check(app)
+with open_task(app, app.consumers["charge"]):
+    assert app.engines.pools() == []
+"""
+    assert among(loaded(program), ("sqlalchemy",)) == set()

@@ -19,8 +19,6 @@ from onceward.app.services import Service, Services
 from onceward.connectors.owners import set_owner
 from onceward.errors import ConfigurationError
 from onceward.failures.middleware import FailureRules
-from onceward.limits.limiter import LimitedSteps, Limiter
-from onceward.limits.source import LimitedSource
 from onceward.middleware import Middleware
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
     from onceward.inbox import Contract
     from onceward.inbox.evidence.file import EvidenceSettings
+    from onceward.limits.source import LimitedSource
     from onceward.order import OrderRule
 
 
@@ -147,6 +146,8 @@ async def _build_task(
                 chain.insert(0, _order(engine, consumer, consumer.order, asynchronous))
             chain.insert(0, inbox.middleware())
     if limit is not None:
+        from onceward.limits.limiter import LimitedSteps
+
         chain.insert(0, LimitedSteps(app.limiters[consumer.name]))
     let_go = None if limit is None else limit.let_go
     chain.insert(0, FailureRules(consumer.failures, app.board, records, consumer.identity, let_go))
@@ -160,6 +161,8 @@ def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer
     """The middleware around a consumer, outermost first, without opening anything. `more` is what the runner adds."""
     from onceward.deadletters.source.middleware import DeadLetterMiddleware
     from onceward.inbox.middleware import InboxMiddleware
+    from onceward.limits.limiter import LimitedSteps
+    from onceward.limits.source import LimitedSource
 
     inbox: list[Layer] = [] if consumer.contract is None else [InboxMiddleware]
     if consumer.order is not None:
@@ -188,7 +191,9 @@ def _limit(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -
     """What keeps the limit of a consumer; None if it has none."""
     if consumer.limit is None or consumer.limit_keys is None:
         return None
+    from onceward.limits.limiter import Limiter
     from onceward.limits.records import LimitRecords
+    from onceward.limits.source import LimitedSource
     from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
     ports = (AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine)
@@ -248,9 +253,9 @@ def evidence_settings(app: Onceward) -> EvidenceSettings:
 
 def check_contract(app: Onceward, consumer: Consumer) -> None:
     """Raise if this is production and nobody has said whether the consumer has a contract."""
-    from onceward.inbox.errors import UnprovenConsumerError
-
     if not consumer.says_contract and names_production(app.settings.env):
+        from onceward.inbox.errors import UnprovenConsumerError
+
         raise UnprovenConsumerError(refusal_without_contract(consumer))
 
 

@@ -41,10 +41,12 @@ class SharedEngines:
 
     def pools(self) -> list[tuple[str, int, int]]:
         """Of each pool: `threads` or `asyncio`, how many connections are in use, and how many it may open."""
-        from sqlalchemy.pool import QueuePool
-
         with self._lock:
             engines = list(self._engines.items())
+        if not engines:
+            return []
+        from sqlalchemy.pool import QueuePool
+
         pools = [("threads" if key is None else "asyncio", engine.pool) for key, engine in engines]
         return [(mode, pool.checkedout(), pool.size()) for mode, pool in pools if isinstance(pool, QueuePool)]
 

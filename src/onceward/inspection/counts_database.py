@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from onceward.connectors.reports import Messages
-from onceward.deadletters.letter import KEPT_SECONDS
 from onceward.inspection.fates import ConsumerLedger, InboxRecords, Letter
 from onceward.inspection.totals import LetterCounts, RecordCounts
 
@@ -133,6 +132,8 @@ class DatabaseCounts:
 
     def _letters_purged_before(self) -> float | None:
         """Letters are purged a while after they died: only those of messages appended before this time are gone."""
+        from onceward.deadletters.letter import KEPT_SECONDS  # an app without a database does not load this room
+
         rows = self._rows("SELECT at, details FROM onceward_audit WHERE action = 'purge'")
         purges = [datetime.fromisoformat(at) for at, details in rows if json.loads(details).get("letters")]
         return max(purges).timestamp() - KEPT_SECONDS if purges else None

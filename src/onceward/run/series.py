@@ -24,7 +24,6 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from onceward.connectors.reports import SourceBacklog
-from onceward.deadletters.letter import Category
 from onceward.run import tally
 from onceward.run.protocol import ConsumerStatus, WorkerState
 from onceward.run.samples import Reading, Samples
@@ -239,8 +238,7 @@ def _of_database(samples: Samples) -> Iterator[Metric]:
         (
             Labeled({"consumer": name, "category": category}, samples.dead(name).get(category, 0))
             for name in samples.consumers
-            for category in Category
-            if known
+            for category in (_categories() if known else ())
         ),
     )
     yield _family(
@@ -254,6 +252,13 @@ def _of_database(samples: Samples) -> Iterator[Metric]:
         (Labeled({"consumer": name}, samples.held_keys(name)) for name in samples.consumers if known),
     )
     yield from _of_readings("database", "the database", [({}, samples.database)])
+
+
+def _categories() -> Iterable[str]:
+    """Of dead letters. Their room loads SQLAlchemy, which an app without a database does not need."""
+    from onceward.deadletters.letter import Category
+
+    return Category
 
 
 def _of_readings(

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 from onceward.connectors import SqliteConnector
 from onceward.transaction import Transaction
 from tests.support.processes import LoggedProcess
-from tests.support.wait import until
+from tests.support.wait import LIMIT, until
 
 DEADLINE = 60.0
 SHOP = Path(__file__).with_name("shop.py")
@@ -79,7 +79,7 @@ class Run(LoggedProcess):
 
     def says(self, text: str) -> bool:
         """Whether the log has it, or gets it before long: what a test sees elsewhere may come before the line."""
-        give_up = time.monotonic() + 10
+        give_up = time.monotonic() + LIMIT
         while not self.has_said(text) and time.monotonic() < give_up and self.process.poll() is None:
             time.sleep(0.05)
         return self.has_said(text)
