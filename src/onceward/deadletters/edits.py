@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -113,8 +114,14 @@ def parse(text: bytes | str) -> Any:
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is not a number in JSON")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for name, number in Counter(name for name, _ in pairs).items():
+            if number > 1:
+                raise ValueError(f"an object has {name!r} twice")
+        return dict(pairs)
+
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise EditRefusedError(f"this is not JSON: {error}") from None
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from onceward._text import quantity
 from onceward.connectors.reports import SourceCounts
 
 HOLDS = "holds"
@@ -123,6 +124,16 @@ def explain_surplus(count: int, source: SourceCounts) -> str:
     return (
         f"the database has {count:,} more {'record' if count == 1 else 'records'} of this consumer than this source "
         "had messages: something else feeds or fed it, too, or the source has lost messages"
+    )
+
+
+def nothing_consumed(records: int) -> str:
+    """Say that all messages wait. Records are of an earlier life of the source, or of another one."""
+    if not records:
+        return "nothing has been consumed yet"
+    return (
+        f"nothing has been consumed yet, says the source; the database has {quantity(records, 'record')} of this "
+        "consumer"
     )
 
 

@@ -17,6 +17,7 @@ from onceward.inspection.balance import (
     Balance,
     check_source,
     explain_surplus,
+    nothing_consumed,
     put,
     say,
     shortfall,
@@ -81,7 +82,7 @@ def strike_by_id(source: SourceCounts, messages: Messages, ledger: ConsumerLedge
     if records is None and counts["done"]:
         notes["done"] = "without a contract nothing records which of them were copies"
     if appended and source.pending == appended:
-        notes.setdefault("applied", "nothing has been consumed yet")
+        notes.setdefault("applied", nothing_consumed(0 if records is None else records.after))
     return Balance(
         appended=appended,
         applied=None if records is None else counts["done"],

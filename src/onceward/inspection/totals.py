@@ -9,6 +9,7 @@ from onceward.inspection.balance import (
     Balance,
     check_source,
     explain_surplus,
+    nothing_consumed,
     put,
     say,
     why_appended_is_unknown,
@@ -52,7 +53,7 @@ def strike_totals(source: SourceCounts, letters: LetterCounts, records: RecordCo
     if totals.is_surplus and appended == 0:
         appended = None
     if appended and source.pending == appended:
-        totals.notes.setdefault("applied", "nothing has been consumed yet")
+        totals.notes.setdefault("applied", nothing_consumed(0 if records is None else records.applied))
     return Balance(
         appended=appended,
         applied=None if records is None or totals.handled is None else totals.applied,

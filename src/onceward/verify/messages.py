@@ -61,14 +61,14 @@ def _content(body: bytes) -> tuple[str, str]:
     except DecodeError as error:
         return f"unreadable: {error}", ""
     headers = {name: value for name, value in message.metadata.items() if name not in _TRACE}
-    return _text(_without_unknown(message.payload)), _text(headers)
+    return _text(without_unknown(message.payload)), _text(headers)
 
 
-def _without_unknown(value: Any) -> Any:
-    """The kit adds a field to events; to pass it on is right."""
+def without_unknown(value: Any) -> Any:
+    """The kit adds a field to events; to pass it on, or to keep it, is right."""
     if isinstance(value, dict):
-        return {name: _without_unknown(each) for name, each in value.items() if name != UNKNOWN}
-    return [_without_unknown(each) for each in value] if isinstance(value, list) else value
+        return {name: without_unknown(each) for name, each in value.items() if name != UNKNOWN}
+    return [without_unknown(each) for each in value] if isinstance(value, list) else value
 
 
 def _text(value: Any) -> str:

@@ -39,6 +39,7 @@ class Desk:
 
     def run(self, *arguments: str, editor: str = "", given: str | None = None) -> Result:
         environment = {"COLUMNS": "250", "NO_COLOR": "1", "ONCEWARD_DATABASE": self.url, "VISUAL": editor}
+        environment["EDITOR"] = ""
         environment["TMPDIR"] = str(self.folder)
         return CliRunner().invoke(app, arguments, env=environment, input=given)
 
@@ -133,10 +134,21 @@ def test_a_refused_text_is_kept_for_another_try(desk: Desk, python: str, says: s
 
 
 @pytest.mark.req("CC-082")
+@pytest.mark.parametrize("python", ["path.unlink()", "path.write_text(' \\n')", "path.unlink(); sys.exit(3)"])
+def test_an_editor_that_leaves_no_text_changes_nothing(desk: Desk, python: str) -> None:
+    result = desk.run("dlq", "edit", "1", *CAUSE, editor=desk.editor(python))
+    assert result.exit_code == 1
+    assert "nothing was changed" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert list(desk.folder.glob("letter-*")) == []
+
+
+@pytest.mark.req("CC-082")
 def test_what_cannot_be_edited_says_why_in_one_line(desk: Desk) -> None:
     desk.letters.bury(burial("junk", body=b"\x00\xff"))
     for arguments, editor, says in (
         (("1", *CAUSE), "/no/such/editor", "cannot be started"),
+        (("1", *CAUSE), "", "there is no terminal for an editor; use --file"),
         (("1", *CAUSE, "--file", "/no/such/file"), "", "cannot be read"),
         (("99", *CAUSE), "", "there is no dead letter 99"),
         (("2", *CAUSE), "", "give the whole body as a file"),

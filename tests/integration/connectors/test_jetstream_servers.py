@@ -305,15 +305,19 @@ def test_balance_counts_and_lists_what_ended_and_what_did_not(nats_url: str, str
     assert "no consumer 'other'" in str(Address(f"{nats_url}/{stream}?consumer=other").counts().missing)
 
 
-@pytest.mark.req("NJ-08")
+@pytest.mark.req("NJ-08", "CC-071")
 def test_what_was_removed_from_the_stream_or_is_filtered_is_not_guessed(nats_url: str, stream: str) -> None:
     address = Address(f"{nats_url}/{stream}")
     with address.open(asynchronous=False) as connector:
         connector.dispatch_transactions([Transaction(f"t{number}") for number in range(3)])
         on_nats(nats_url, lambda js: js.delete_msg(stream, 1))
+        unread = address.counts()
+        assert sum(unread.dropped.values()) == 1
+        assert "1 message is no longer in the stream" in unread.unknown[0]
+        assert "it has missed them" in unread.unknown[0]
         connector.fetch_transactions(1)
         counted = address.counts()
-        assert "1 messages are no longer in the stream" in counted.unknown[0]
+        assert "1 message is no longer in the stream" in counted.unknown[0]
         assert counted.messages is None
     filtered = ConsumerConfig(
         durable_name="some", ack_policy=AckPolicy.EXPLICIT, filter_subject=stream, ack_wait=60

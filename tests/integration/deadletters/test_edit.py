@@ -199,7 +199,7 @@ def test_files_are_payloads_or_whole_bodies(bench: Bench) -> None:
     assert draft.with_file(whole) == whole
     with pytest.raises(EditRefusedError, match="another transaction, o9"):
         draft.with_file(encode(order("o9")))
-    for text in ("{", "NaN", "\xff"):
+    for text in ("{", "NaN", "\xff", '{"amount": 1, "amount": 2}'):
         with pytest.raises(EditRefusedError, match="not JSON"):
             draft.with_file(text.encode("latin-1"))
     with pytest.raises(EditRefusedError):

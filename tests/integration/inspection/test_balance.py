@@ -372,6 +372,10 @@ def test_ids_of_ended_messages_that_somebody_removed_leave_it_unknown(shop: Shop
     code, struck = shop.balanced()
     assert code == 3
     assert "2 ids of messages that ended were removed from the queue's file" in struck["unknown"]
+    execute(tmp_path / "orders.db", "DELETE FROM tallies")
+    code, struck = shop.balanced()
+    assert (code, struck["appended"]) == (3, None)
+    assert "its count was removed from the queue's file" in struck["unknown"][0]
 
 
 @pytest.mark.req("CC-070")

@@ -172,6 +172,18 @@ def test_a_source_that_cannot_count_leaves_it_unknown() -> None:
     assert balance.unknown == ("how many were appended is unknown: it is in memory",)
 
 
+def test_where_all_messages_wait_records_are_named() -> None:
+    restored = SourceCounts(appended=3, done=0, pending=3, dead=0, moved=0)
+    messages = Messages([], [], [seen(each) for each in "abc"])
+    for applied, says in ((0, "nothing has been consumed yet"), (3, "the database has 3 records")):
+        balance = strike_totals(restored, LetterCounts(), RecordCounts(applied=applied))
+        assert balance.notes["applied"].startswith("nothing has been consumed yet")
+        assert says in balance.notes["applied"]
+        outcomes = dict.fromkeys("abc"[:applied], "done")
+        ledger = ConsumerLedger(records=InboxRecords(outcomes=outcomes, before=applied, after=applied))
+        assert says in strike_by_id(restored, messages, ledger).notes["applied"]
+
+
 # ── each message by its id ──────────────────────────────────────────────────────────────────────────────
 
 

@@ -101,7 +101,10 @@ def _read(file: Path, as_json: bool) -> bytes:
 def _edit(draft: Draft, as_json: bool) -> Path:
     """Let the operator edit the payload; return the file, which only they can read."""
     text = draft.as_text()
-    editor = next((os.environ[name] for name in EDITORS if os.environ.get(name, "").strip()), USUAL_EDITOR)
+    editor = next((os.environ[name] for name in EDITORS if os.environ.get(name, "").strip()), None)
+    if editor is None and not sys.stdin.isatty():
+        fail("there is no terminal for an editor; use --file, or set VISUAL or EDITOR", as_json)
+    editor = editor or USUAL_EDITOR
     descriptor, name = tempfile.mkstemp(prefix=f"letter-{draft.letter.id}-", suffix=".json")
     kept = Path(name)
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
@@ -113,10 +116,15 @@ def _edit(draft: Draft, as_json: bool) -> Path:
         fail(
             f"the editor {editor!r} cannot be started: {error}; set VISUAL or EDITOR, or use --file", as_json
         )
+    left = kept.read_text(encoding="utf-8", errors="replace") if kept.is_file() else ""
+    if not left.strip() or (code and left == text):
+        kept.unlink(missing_ok=True)
+        what = f"ended with exit code {code}" if code else "left no text"
+        fail(f"the editor {editor!r} {what}; nothing was changed", as_json)
     if code:
-        problem = f"the editor {editor!r} ended with exit code {code}; nothing was changed"
-        if kept.read_text(encoding="utf-8", errors="replace") == text:
-            kept.unlink()
-            fail(problem, as_json)
-        fail(f"{problem}. Your text is in {kept}; continue with --file {kept}", as_json)
+        fail(
+            f"the editor {editor!r} ended with exit code {code}; nothing was changed. Your text is in {kept}; continue "
+            f"with --file {kept}",
+            as_json,
+        )
     return kept

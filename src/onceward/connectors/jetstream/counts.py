@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from onceward._text import quantity
 from onceward.connectors.identities import seen_in
 from onceward.connectors.jetstream.inspection import inspect
 from onceward.connectors.jetstream.line import QueueLine
@@ -118,9 +119,14 @@ def _nothing(address: Address, stream: str) -> SourceCounts:
 
 
 def _unread(address: Address, consumer: str, there: StreamFound) -> SourceCounts:
-    """Nobody has consumed under this name."""
+    """Nobody has consumed under this name, or its consumer was deleted."""
     assert there.state is not None
     waiting = there.state.messages
+    gone = there.state.last_seq - waiting
+    why_gone = (
+        f"{quantity(gone, 'message is', 'messages are')} no longer in the stream, removed by a limit or an operator, "
+        f"and {consumer} has never fetched: it has missed them, unless it had another name then or was deleted"
+    )
     return SourceCounts(
         appended=there.state.last_seq,
         done=0,
@@ -128,8 +134,9 @@ def _unread(address: Address, consumer: str, there: StreamFound) -> SourceCounts
         untouched=waiting,
         dead=0,
         moved=0,
-        dropped=_removed(there),
+        dropped={"removed from the stream before it was consumed": gone} if gone else {},
         notes={"pending": f"{consumer} has never fetched: all messages are pending"},
+        unknown=(why_gone,) if gone else (),
         missing=f"the stream of {address.origin} has no consumer {consumer!r}; check ?consumer= of the source, or "
         "start its consumer once"
         if there.state.consumer_count
@@ -157,8 +164,8 @@ def _add_up(
     elif there.config.retention == "limits" and there.state.messages < there.state.last_seq:
         gone = there.state.last_seq - there.state.messages
         unknown = (
-            f"{gone:,} messages are no longer in the stream: a limit or an operator removed them, and JetStream does "
-            "not say whether they were done by then",
+            f"{quantity(gone, 'message is', 'messages are')} no longer in the stream, removed by a limit or an "
+            "operator; JetStream does not say whether this consumer had done them by then",
         )
     return SourceCounts(
         appended=appended,
@@ -170,12 +177,6 @@ def _add_up(
         notes=notes,
         unknown=unknown,
     )
-
-
-def _removed(there: StreamFound) -> dict[str, int]:
-    assert there.state is not None
-    gone = there.state.last_seq - there.state.messages
-    return {"removed from the stream before it was consumed": gone} if gone else {}
 
 
 def _can_list(there: StreamFound, reader: ConsumerFound) -> bool:

@@ -121,8 +121,13 @@ def counts(address: Address) -> SourceCounts:
             }
             return SourceCounts(pending=pending, dead=dead, notes=why)
         connection.row_factory = sqlite3.Row
-        tallies = dict(connection.execute(sql.BALANCE).fetchone())
+        found = connection.execute(sql.BALANCE).fetchone()
         connection.row_factory = None
+        if found is None:
+            pending, dead = connection.execute(sql.HELD).fetchone()
+            why = {"appended": "its count was removed from the queue's file"}
+            return SourceCounts(pending=pending, dead=dead, notes=why)
+        tallies = dict(found)
         if version < sql.LISTED_SINCE:
             ended = Forgotten(undated=tallies["done"] + tallies["moved"])
             return SourceCounts(**tallies, messages=Messages([], [], _held(connection), ended))

@@ -27,15 +27,16 @@ def unknown_fields(trial: Trial) -> Assessment:
     run = trial.perform(lambda stage: deliver_all(stage, events))
     findings = unsettled(story, run.value)
     if not findings:
+        rows, oracle = tables.without_unknown(run.rows), tables.without_unknown(trial.oracle)
         findings = [
-            msgspec.structs.replace(each, text=f"{each.text}. {_kept(trial, run.rows)}")
-            for each in trial.compare(story, run.rows)
+            msgspec.structs.replace(each, text=f"{each.text}. {_kept(trial, oracle, rows)}")
+            for each in trial.compare(story, rows, oracle)
         ]
     return Assessment(findings, story)
 
 
-def _kept(trial: Trial, rows: tables.Rows) -> str:
-    columns = tables.differing_columns(trial.oracle, rows, trial.tables, trial.plan.options.exclude)
+def _kept(trial: Trial, oracle: tables.Rows, rows: tables.Rows) -> str:
+    columns = tables.differing_columns(oracle, rows, trial.tables, trial.plan.options.exclude)
     return f"If a column keeps the payload as it came, leave it out with exclude={columns or '[…]'}"
 
 
