@@ -39,6 +39,13 @@ class OwnPostgres:
     def start(self) -> None:
         self.control("start", "-o", f'-h "" -k {self.folder}')
 
+    def allow(self, connections: int) -> None:
+        """Restart it with room for so many connections; it has 100 by default."""
+        with closing(psycopg.connect(self.plain_url, autocommit=True)) as connection:
+            connection.execute(f"ALTER SYSTEM SET max_connections = {connections}")
+        self.control("stop", "-m", "fast")
+        self.start()
+
     def kill_a_backend(self) -> None:
         """SIGKILL: the postmaster cannot know what it left behind, so it ends all others and recovers from its log."""
         query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"

@@ -17,7 +17,7 @@ Held = tuple[Any, int]
 class LeasedDelivery(weakref.ref[Transaction]):
     """One delivery: the object that a fetch returned, and what identifies it in the store."""
 
-    __slots__ = ("deliveries", "held", "identity", "lost", "next", "settled", "since")
+    __slots__ = ("deliveries", "held", "identity", "leaving", "lost", "next", "settled", "since")
 
     identity: int
     held: Held
@@ -25,6 +25,8 @@ class LeasedDelivery(weakref.ref[Transaction]):
     lost: int
     """How many of its deliveries were never settled."""
     settled: bool
+    leaving: bool
+    """Whether the transaction of its handler has removed it, and may not have committed yet."""
     since: float
     """When its lease began at the earliest, if the connector tracks that."""
     next: str
@@ -47,7 +49,7 @@ class LeasedDeliveries(dict[int, LeasedDelivery]):
         delivery.held = held
         delivery.deliveries = deliveries
         delivery.lost = lost
-        delivery.settled = False
+        delivery.settled = delivery.leaving = False
         delivery.since = since
         self[delivery.identity] = delivery
 

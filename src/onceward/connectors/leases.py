@@ -243,15 +243,18 @@ class LeasingConnector(Leasing, Closing):
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these deliveries for another `lease` from now, except those already settled."""
         with self._store.transaction(WRITE_WAIT):
-            deliveries = [self._deliveries.of(transaction) for transaction in transactions]
             running = {
-                delivery.held: transaction
-                for delivery, transaction in zip(deliveries, transactions, strict=True)
+                delivery.held: (delivery, transaction)
+                for delivery, transaction in zip(
+                    map(self._deliveries.of, transactions), transactions, strict=True
+                )
                 if not delivery.settled
             }
             lost = self._store.extend(list(running), self._now() + self.lease)
         for held in lost:
-            _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
+            delivery, transaction = running[held]
+            if not delivery.settled and not delivery.leaving:  # otherwise its outcome was recorded meanwhile
+                _log.warning("transaction %s: lease expired, too late to extend it", transaction.id)
 
     def hasten_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Make those of these available now that were given back for later."""

@@ -99,6 +99,7 @@ class FailureRules(Middleware):
 
     def bind(self, task: Any) -> Middleware:
         self._now = task.clock.now
+        self._nap = 0.0 if task.clock.stands_still else NAP
         self._draining = task.draining
         return self
 
@@ -221,7 +222,7 @@ class FailureRules(Middleware):
             if self._let_go is not None and (paused or not self._seeks_message()):
                 await self._let_go()
             if paused:
-                await sleep(NAP)  # a policy may ask again at once
+                await sleep(self._nap)  # a policy may ask again at once
                 return ()
             if await self._may_probe():
                 batch = await source.fetch(1, **extra)
@@ -231,7 +232,7 @@ class FailureRules(Middleware):
                     return batch
             if self._draining:
                 raise DependencyDown(self.explain() or "what it needs is down")
-            await sleep(NAP)
+            await sleep(self._nap)
             return ()
 
         async def settle(settlements: Sequence[Settlement]) -> None:

@@ -93,6 +93,8 @@ class LimitRecords:
         self._scope, self._limit, self._owner = scope, limit, owner
         self._own = limit.every, limit.concurrency or 0
         self._known = self._own
+        self.exact = False
+        """Whether starts are given out only when their time has come."""
 
     @property
     def rated(self) -> bool:
@@ -108,7 +110,7 @@ class LimitRecords:
     @property
     def ahead(self) -> float:
         """Seconds before its time that a start is given out."""
-        return ahead_of(*self._known)
+        return 0.0 if self.exact else ahead_of(*self._known)
 
     @property
     def pace(self) -> float:
@@ -157,7 +159,7 @@ class LimitRecords:
                     rows[key].busy = count
             left, states, before = room, {}, {key: row.next_at for key, row in rows.items()}
             for key, wish in wishes.items():
-                states[key] = _decide(key, rows[key], wish, now, every, most, left)
+                states[key] = _decide(key, rows[key], wish, now, every, most, self.ahead, left)
                 left -= len(states[key].grants)
             slots = [
                 {
@@ -254,11 +256,12 @@ def free_owner(transaction: DbTransaction, rows: Sql, owner: str) -> None:
     rows.run(transaction, _FREE_OWNER, owner=owner)
 
 
-def _decide(key: str, row: KeyRow, wish: Wish, now: float, every: float, most: int, room: int) -> KeyState:
+def _decide(
+    key: str, row: KeyRow, wish: Wish, now: float, every: float, most: int, ahead: float, room: int
+) -> KeyState:
     """Give out starts of one key, and change its row."""
     count = max(min(wish.starts, room), 0)
     full = False
-    ahead = ahead_of(every, most)
     if most:
         free = max(most - row.busy, 0)
         full, count = free < wish.starts, min(count, free)

@@ -46,6 +46,7 @@ class LimitedSource(Middleware):
         self._source: SourceCalls
         self._asynchronous = False
         self._over = True
+        self._still = False
         self._keeper = SlotKeeper(limiter)
         self._window = 1
         """How many starts of a rate to hold at once. It grows until they come too late."""
@@ -61,6 +62,7 @@ class LimitedSource(Middleware):
 
     def bind(self, task: Any) -> Middleware:
         self._now = task.clock.now
+        self._still = self._records.exact = task.clock.stands_still
         self._asynchronous = task.asynchronous
         self._keeper.bind(task)
         return self
@@ -91,8 +93,12 @@ class LimitedSource(Middleware):
         """Give back what has not started: nothing starts for a while."""
         limiter, now = self._limiter, self._now()
         with limiter.lock:
-            left = [each.transaction for line in limiter.waiting.values() for each in line]
-            left += [each.transaction for each in limiter.reserved]
+            left = [
+                (each.transaction, max(limiter.look_at.get(key, now) - now, 0.0) if self._still else 0.0)
+                for key, line in limiter.waiting.items()
+                for each in line
+            ]
+            left += [(each.transaction, 0.0) for each in limiter.reserved]
             for each in limiter.reserved:
                 if each.token is not None:
                     limiter.free(each.token, each.key, now)
@@ -101,7 +107,7 @@ class LimitedSource(Middleware):
             for key in list(limiter.spare):
                 limiter.free_spares(key, now)
         limiter.bell.ring()
-        await self._give_back([(each, 0.0) for each in left])
+        await self._give_back(left)
 
     def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
         if step.name != "process":
@@ -244,7 +250,7 @@ class LimitedSource(Middleware):
         kept = sum(map(len, limiter.waiting.values()))
         if room <= 0 or kept + len(limiter.reserved) >= size:
             return 0
-        if self._keyed:
+        if self._keyed or self._still:
             return size - kept - len(limiter.reserved)
         # Others have more use for what cannot start here soon.
         pace = self._paces.get("", self._records.pace)
@@ -357,7 +363,9 @@ class LimitedSource(Middleware):
         self._paces[key] = state.pace
         # In time, so none is lost; but not before it can be had.
         wait = max(state.next_in - self._records.ahead / 2, 0.01)
-        limiter.look_at[key] = now + (max(wait, LOOK) if state.full else wait)
+        if state.full and not limiter.rang:  # no handler has ended since the answer, here at least
+            wait = max(wait, LOOK)
+        limiter.look_at[key] = now + wait
         if self._source.settle is None:
             return []
         returned = [(line.pop().transaction, delay) for delay in reversed(state.returns)]
@@ -401,6 +409,8 @@ class LimitedSource(Middleware):
         stop = engine_stop()
         if self._over or (stop is not None and stop.requested):
             return False
+        if self._still:
+            return (bool(self._limiter.running) or self._limiter.rang) and bool(self._kept())
         now = self._now()
         if not self._kept() and now > self._back_at + NEWS:
             return False

@@ -111,6 +111,8 @@ class Relay(Closing):
         """In flight, by the id of their delivery."""
         self._endings: dict[str, Ending] = {}
         """Of claims that are sent but not recorded yet."""
+        self._recording: set[str] = set()
+        """Deliveries whose outcome is being recorded, perhaps while another thread extends leases."""
         self._outcomes: dict[str, MessageCounts] = {}
         self._paused: dict[str, tuple[float, int]] = {}
         """Targets that cannot be reached: until when they wait, and how often they failed in a row."""
@@ -187,12 +189,16 @@ class Relay(Closing):
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these claims for another lease."""
         self._check_open()
-        claims = [self._claims[each.id] for each in transactions if each.id in self._claims]
-        if claims:
-            for lost in self._rows.extend(claims, self.lease):
+        with self._lock:
+            claims = {each.id: self._claims[each.id] for each in transactions if each.id in self._claims}
+        lost = {each.token for each in self._rows.extend(list(claims.values()), self.lease)} if claims else ()
+        for delivery, claim in claims.items():
+            with self._lock:
+                ended = delivery in self._recording or delivery not in self._claims
+            if claim.token in lost and not ended:
                 _log.warning(
                     "messages for %s: lease expired, too late to extend it; another relay may send them, too",
-                    shown(lost.target),
+                    shown(claim.target),
                 )
 
     def outcome_of(self, transaction: Transaction) -> MessageCounts | None:
@@ -321,7 +327,14 @@ class Relay(Closing):
             _log.info("%s can be reached again", shown(target))
 
     def _record(self, delivery: str, claim: OutboxClaim, ending: Ending, *, uncount: bool = False) -> None:
-        lost = self._rows.end(claim, ending, uncount=uncount)
+        with self._lock:
+            self._recording.add(delivery)
+        try:
+            lost = self._rows.end(claim, ending, uncount=uncount)
+        except BaseException:
+            with self._lock:
+                self._recording.discard(delivery)
+            raise
         if lost:
             _log.warning(
                 "%d messages for %s: lease expired before their outcome was recorded; another relay has them",
@@ -338,6 +351,7 @@ class Relay(Closing):
             self._may_be_dead |= failed.delay is None
         with self._lock:
             self._claims.pop(delivery, None)
+            self._recording.discard(delivery)
             self._endings.pop(delivery, None)
             self._outcomes[delivery] = MessageCounts(
                 len(ending.published), len(ending.failed), len(ending.returned)

@@ -188,6 +188,8 @@ class Clock:
 
     now = staticmethod(time.monotonic)
     """Seconds on a monotonic clock."""
+    stands_still = False
+    """Whether time passes only between calls, so a call ends instead of waiting for a time."""
 
     def sleeping(self, seconds: float) -> float:
         """Called before the engine sleeps for a backoff; returns how long to really sleep."""

@@ -25,6 +25,7 @@ from onceward.app.lifespan import lifespans_of, open_services_async, taken_by
 from onceward.app.relay import RelayConsumer
 from onceward.durations import parse_seconds
 from onceward.errors import ConfigurationError
+from onceward.failures.board import Board, subjects_of
 from onceward.outbox.claims import OutboxRows
 from onceward.task.deadlines import Clock
 from onceward.task.report import Report
@@ -38,8 +39,12 @@ MOST_ROUNDS = 1000
 """Rounds of a drain: consumers that send to each other without end must not hang a test."""
 
 
-class Impatient(Clock):
-    """The engine's clock, without the pauses between attempts."""
+class TestTime(Clock):
+    """The engine's clock: the test moves it between calls, and pauses between attempts take no time."""
+
+    __test__ = False
+    stands_still = True
+    now = staticmethod(_time.uptime)
 
     def sleeping(self, seconds: float) -> float:
         return 0.0
@@ -92,8 +97,11 @@ class Harness:
         self._queues.install()
         stack.callback(self._queues.remove)
         stack.callback(self._restore_time)
+        stack.callback(setattr, app, "board", app.board)
+        app.board = Board()  # an outage of another test is not one of this
         self.engine = app.create_engine()
         stack.callback(self.engine.dispose)
+        self._outbox = OutboxRows(self.engine)
         if self._setup is not None:
             await self._set_up(self._setup)
         replaced = app.services.replace(self._services)
@@ -124,8 +132,7 @@ class Harness:
             task: Any = await self._stack.enter_async_context(open_task_async(self.app, consumer, recorder))
         else:
             task = self._stack.enter_context(open_task(self.app, consumer, recorder))
-        task.clock = Impatient()
-        task.draining = True
+        task.clock = TestTime()
         self._tasks[consumer.name] = (consumer, task)
 
     async def close(self) -> None:
@@ -147,7 +154,8 @@ class Harness:
         total = Report()
         for _ in range(MOST_ROUNDS):
             reports = [await self._consume(*each) for each in list(self._tasks.values())]
-            if not any(each.succeeded + each.failed + each.postponed for each in reports):
+            is_due = any(self._until_turn(each) <= 0 for each in self.app.consumers.values())
+            if not is_due and not any(each.succeeded + each.failed + each.postponed for each in reports):
                 return total
             for each, (consumer, _) in zip(reports, self._tasks.values(), strict=True):
                 if not isinstance(consumer, RelayConsumer):
@@ -157,7 +165,7 @@ class Harness:
         )
 
     async def _consume(self, consumer: Consumer, task: Any) -> Report:
-        if consumer.name != RELAY and self._queues.seconds_until_due(consumer.name):
+        if consumer.name != RELAY and self._until_turn(consumer):
             return Report()
         changes = {"streaming": False, "limit": None, "timeout": None}
         loop = consumer.policy.loop.model_copy(update=changes)
@@ -170,24 +178,33 @@ class Harness:
         return report
 
     async def advance(self, duration: str | float | timedelta) -> Report:
-        left = parse_seconds(duration, "advance")
+        seconds = parse_seconds(duration, "advance")
         total = await self.drain()
-        while True:
+        end = _time.uptime() + seconds
+        while (left := end - _time.uptime()) > 0:
             step = min(self._until_due(), left)
             _time.move_ahead(step)
             self._ahead += step
-            left -= step
             _add(total, await self.drain())
-            if left <= 0:
-                return total
+        return total
 
     def _until_due(self) -> float:
         """Seconds until something happens: a delayed or failed message is due, or the slot of a schedule."""
         now = datetime.fromtimestamp(_time.wall(), UTC)
         slots = [each.next(now) for each in self.app.schedules.values()]
         slot = min(((each - now).total_seconds() for each in slots if each is not None), default=inf)
-        waits = (self._queues.seconds_until_due(), OutboxRows(self.engine).look().wait, slot)
-        return max(min(waits) + 0.001, 0.001)
+        turn = min(map(self._until_turn, self.app.consumers.values()), default=inf)
+        return max(min(turn, self._outbox.look().wait, slot) + 0.001, 0.001)
+
+    def _until_turn(self, consumer: Consumer) -> float:
+        """Seconds until a message of the consumer is due, and the next probe of what it waits for."""
+        board = self.app.board
+        if consumer.identity in board.paused:
+            return inf
+        passed = _time.uptime() - board.read_at
+        subjects = subjects_of(consumer.identity, consumer.failures.depends_on)
+        probes = [board.down[each].due_in - passed for each in subjects if each in board.down]
+        return max(self._queues.seconds_until_due(consumer.name), *probes, 0.0)
 
     def dead_letters(self) -> list[DeadLetter]:
         from onceward.deadletters import DeadLetters

@@ -30,6 +30,8 @@ DATABASES = ("orders", "charging", "shipping", "feed")
 TABLES = {"orders": "orders", "charging": "charges", "shipping": "shipments"}
 CODE = Path(__file__).parent
 PAGE = 500
+CONNECTIONS = 300
+"""Of the server: nine workers have up to 20 each, and those of killed ones may not have ended yet."""
 
 
 class Premises:
@@ -220,6 +222,8 @@ def premises(wire: str, processes: int) -> Iterator[Premises]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onceward-chain-")))
         redis = stack.enter_context(redis_server(durable=True)) if wire == "redis" else None
         postgres = stack.enter_context(own_postgres()) if wire != "sqlite" else None
+        if postgres is not None:
+            postgres.allow(CONNECTIONS)
         made = Premises(wire, directory, processes, redis, postgres)
         stack.callback(made.close)
         yield made

@@ -15,6 +15,7 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from onceward import Onceward, Transaction
 from onceward.app.build import open_task, open_task_async
+from onceward.connectors.leases import LeasingConnector
 from onceward.connectors.postgresql import PostgreSqlConnector
 from onceward.connectors.postgresql.store import PostgreSqlLeaseStore
 from onceward.connectors.sqlite import SqliteConnector
@@ -269,6 +270,23 @@ def test_nothing_stays_of_an_attempt_whose_lease_was_lost(
         assert shop.drain().succeeded == 1
         assert shop.bookings() == [1]
         assert shop.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
+
+
+@pytest.mark.req("PG-06")
+def test_a_lease_that_is_extended_after_the_commit_is_not_reported_as_lost(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make(asynchronous=False) as shop:
+        settled = LeasingConnector.settled
+
+        def extend_first(connector: LeasingConnector, delivered: Transaction) -> None:
+            connector.extend_transactions([delivered])
+            settled(connector, delivered)
+
+        monkeypatch.setattr(LeasingConnector, "settled", extend_first)
+        shop.send(order(1))
+        assert shop.drain().succeeded == 1
+        assert "lease expired" not in caplog.text
 
 
 @pytest.mark.req("PG-06")

@@ -256,6 +256,39 @@ def test_a_lease_that_is_extended_is_kept(outbox: OutboxWorld) -> None:
 
 
 @pytest.mark.req("OB-06")
+def test_a_claim_that_ends_while_its_lease_is_extended_is_not_reported_as_lost(
+    outbox: OutboxWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    relay = outbox.relay()
+    rows: OutboxRows = relay._rows
+    extend, end = rows.extend, rows.end
+
+    outbox.send("ends before it is extended")
+    (first,) = relay.fetch_transactions(1)
+    monkeypatch.setattr(rows, "extend", lambda *given: (relay.publish(first), extend(*given))[1])
+    relay.extend_transactions([first])
+
+    def end_then_extend(*given: Any, **more: Any) -> int:
+        left = end(*given, **more)
+        relay.extend_transactions([second])
+        return left
+
+    outbox.send("is recorded, which the relay does not know yet")
+    (second,) = relay.fetch_transactions(1)
+    monkeypatch.setattr(rows, "extend", extend)
+    monkeypatch.setattr(rows, "end", end_then_extend)
+    relay.publish(second)
+    assert "lease expired" not in caplog.text
+
+    outbox.send("is lost")
+    (third,) = relay.fetch_transactions(1)
+    with outbox.engine.begin() as connection:
+        connection.execute(text("UPDATE onceward_outbox SET token = token + 1 WHERE state = 'held'"))
+    relay.extend_transactions([third])
+    assert "lease expired" in caplog.text
+
+
+@pytest.mark.req("OB-06")
 def test_what_a_dead_owner_held_is_released_at_once(outbox: OutboxWorld) -> None:
     first, second = outbox.relay(), outbox.relay()
     first.owner = "dead"

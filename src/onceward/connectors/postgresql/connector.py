@@ -107,7 +107,9 @@ class PostgreSqlConnector(LeasingConnector):
         """Remove a delivery as done, inside this transaction. Return False if its lease was lost."""
         if not self.holds(delivered):
             return False
-        return self._rows.remove_in(transaction, self._deliveries.of(delivered).held, delivered)
+        delivery = self._deliveries.of(delivered)
+        delivery.leaving = True
+        return self._rows.remove_in(transaction, delivery.held, delivered)
 
     def release_owner(self, owner: str) -> int:
         """End the leases of a dead owner now; they count as lost. Return how many there were."""

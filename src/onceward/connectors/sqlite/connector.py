@@ -77,8 +77,9 @@ class SqliteConnector(LeasingConnector):
 
         if not self.holds(delivered):
             return False
-        held = self._deliveries.of(delivered).held
-        return remove_in(transaction.connection, self._rows.queue, held, delivered)
+        delivery = self._deliveries.of(delivered)
+        delivery.leaving = True
+        return remove_in(transaction.connection, self._rows.queue, delivery.held, delivered)
 
     def release_owner(self, owner: str) -> int:
         """End the leases of a dead owner now; they count as lost. Return how many there were."""
