@@ -49,14 +49,16 @@ def layers(keywords: Mapping[str, Any], environ: Mapping[str, str], directory: P
 def _variables(variables: Mapping[str, str], place: str = "") -> Iterator[Layer]:
     for name, text in variables.items():
         if name.startswith(PREFIX) and not name.startswith(FOREIGN) and not INJECTED.search(name):
-            yield Layer(f"{place}{name}", _nested(name, text), of_variable=True)
+            yield _variable(f"{place}{name}", name, text)
 
 
-def _nested(name: str, text: str) -> dict[str, Any]:
-    tree: Any = text
-    for part in reversed(name.removeprefix(PREFIX).lower().split("__")):
-        tree = {part: tree}
-    return dict(tree)
+def _variable(origin: str, name: str, text: str) -> Layer:
+    """Each variable is read alone, because pydantic-settings does not tell which one a value came from."""
+    from onceward._variables import Variables
+    from onceward.app.settings import AppSettings
+
+    values = Variables(AppSettings, {name.removeprefix(PREFIX): text})()
+    return Layer(origin, values, of_variable=True)
 
 
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,7 +111,7 @@ def _secrets(directory: Path) -> Iterator[Layer]:
     for file in files:
         name = file.name.upper()
         if name.startswith(PREFIX) and not name.startswith(FOREIGN):
-            yield Layer(str(file), _nested(name, _text(file).strip()), of_variable=True)
+            yield _variable(str(file), name, _text(file).strip())
 
 
 def _text(file: Path) -> str:

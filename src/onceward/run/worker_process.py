@@ -103,7 +103,10 @@ class WorkerProcess:
     def suspects(self) -> list[str]:
         """The consumers that may have ended it: those that failed or are stuck, otherwise those with work in flight."""
         reported = self.status.consumers if self.status else []
-        certain = [each.name for each in reported if each.broken or each.stuck]
+        were_stuck = {
+            consumer for consumer, _ in self.stuck
+        }  # its last report has no more of it: the message failed
+        certain = [each.name for each in reported if each.broken or each.stuck or each.name in were_stuck]
         return certain or [name for name, score in self.scores().items() if score.in_flight]
 
     def ask(self, what: bytes) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from onceward.task.mixins.policies import Policy, Seconds, from_json_text
+from onceward.task.mixins.policies import Policy, Seconds
 
 
 class EngineSettings(Policy):
@@ -23,7 +23,7 @@ class EngineSettings(Policy):
     io_guard: Literal["off", "warn", "raise"] = Field(
         default="off", description="What to do if a task itself opens a socket, file or process."
     )
-    telemetry_fields: Annotated[tuple[str, ...], BeforeValidator(from_json_text)] = Field(
+    telemetry_fields: tuple[str, ...] = Field(
         default=(),
         description='Fields that spans may show, for example "payload.order_id" or "result.total".',
     )

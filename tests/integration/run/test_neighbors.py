@@ -118,6 +118,22 @@ def test_a_consumer_that_cannot_go_on_is_restarted_alone(site: Site) -> None:
 
 
 @pytest.mark.req("RN-02", "CC-022")
+def test_a_consumer_whose_attempts_get_stuck_continues_alone(site: Site) -> None:
+    text = (site.directory / "shop.py").read_text()
+    deaf = "while True:\n        time.sleep(0.01)"
+    timeout = 'charges.db?lease=3600", policy={**POLICY, "steps": {"process": {"retry": {"timeout": 0.1}}}}'
+    text = text.replace('charges.db?lease=3600", policy=POLICY', timeout)
+    (site.directory / "shop.py").write_text(text.replace("os.kill(os.getpid(), signal.SIGKILL)", deaf))
+    send_poison(site, 1)
+    with site.run(ONCEWARD_ENGINE__STUCK_GRACE="0.1") as run:
+        until(lambda: run.has_said("charge may be the cause and continues alone in worker 2"))
+        site.send({"id": "after"})
+        until(lambda: site.done == ["after"])
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 0
+
+
+@pytest.mark.req("RN-02", "CC-022")
 def test_an_exit_code_that_the_worker_did_not_announce_is_a_crash(site: Site) -> None:
     """A handler that calls `os._exit` chooses the code: it must not pass for the end, or the refusal, of a worker."""
     text = (site.directory / "shop.py").read_text().replace("lease=3600", "lease=3600&max_deliveries=2")

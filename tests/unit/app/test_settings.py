@@ -106,6 +106,46 @@ def test_a_wrong_line_of_dotenv_or_a_wrong_secret_is_named(
         resolved(tmp_path)
 
 
+@pytest.mark.req("IN-22")
+def test_a_variable_has_a_list_or_a_table_as_json(tmp_path: Path) -> None:
+    write(tmp_path, "onceward.toml", "[consumers.charge]\ncommit = 'each'")
+    write(tmp_path, ".env", """ONCEWARD_CONSUMERS='{"charge": {"policy": {"loop": {"limit": 3}}}}'""")
+    variables = {
+        "ONCEWARD_CONSUMERS__CHARGE__SOURCE": "memory://variable",
+        "ONCEWARD_ENGINE__TELEMETRY_FIELDS": '["payload.id"]',
+        "ONCEWARD_CONSOLE_REDACT": '["email", "card.*"]',
+    }
+    found = resolved(tmp_path, variables)
+    charge = found.of_consumer("charge")
+    assert (charge.source, charge.policy, charge.commit) == (
+        "memory://variable",
+        {"loop": {"limit": 3}},
+        "each",
+    )
+    assert found.settings.engine.telemetry_fields == ("payload.id",)
+    assert found.settings.console_redact == ["email", "card.*"]
+    assert resolved(tmp_path, {"ONCEWARD_CONSOLE_REDACT": "email, card.*"}).settings.console_redact == [
+        "email",
+        "card.*",
+    ]
+    assert found.origins == {
+        "consumers.charge.commit": "onceward.toml",
+        "consumers.charge.policy.loop.limit": ".env: ONCEWARD_CONSUMERS",
+        "consumers.charge.source": "ONCEWARD_CONSUMERS__CHARGE__SOURCE",
+        "engine.telemetry_fields": "ONCEWARD_ENGINE__TELEMETRY_FIELDS",
+        "console_redact": "ONCEWARD_CONSOLE_REDACT",
+    }
+
+
+@pytest.mark.req("IN-20")
+def test_a_secret_may_be_a_link_out_of_its_directory(tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    write(tmp_path, "elsewhere", "sqlite:///x.db")
+    (secrets / "onceward_database").symlink_to(tmp_path / "elsewhere")
+    assert resolved(tmp_path, {"ONCEWARD_SECRETS_DIR": "secrets"}).settings.database == "sqlite:///x.db"
+
+
 @pytest.mark.req("RN-06")
 def test_a_variable_changes_one_field_of_a_table_that_the_code_gives(tmp_path: Path) -> None:
     found = resolved(
@@ -231,6 +271,11 @@ WRONG: list[tuple[dict[str, str], str]] = [
     (
         {"ONCEWARD_DATABSE": "x"},
         "ONCEWARD_DATABSE: databse: no such setting; the settings are database, env",
+    ),
+    ({"ONCEWARD_DATABASE__URL": "x"}, "ONCEWARD_DATABASE__URL: database__url: no such setting"),
+    (
+        {"ONCEWARD_CONSUMERS": '{"charge": {"sorce": "x"}}'},
+        "ONCEWARD_CONSUMERS: consumers.charge.sorce: no such",
     ),
     ({"ONCEWARD_PROCESSES": "many"}, "ONCEWARD_PROCESSES: processes: "),
     ({"ONCEWARD_PROCESSES": "0"}, "ONCEWARD_PROCESSES: processes: "),

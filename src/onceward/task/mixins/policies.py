@@ -35,10 +35,6 @@ def none_from_text(value: Any) -> Any:
     return value
 
 
-def from_json_text(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
-
-
 def _must_be_json(value: dict[str, Any]) -> dict[str, Any]:
     # A policy is data: processes and versions exchange it.
     try:
@@ -82,19 +78,19 @@ class Policy(BaseModel):
         """Read variables such as `PREFIX` + `LOOP__CONCURRENCY__VALUE=8`; two underscores separate nested fields."""
         import os
 
-        tree: dict[str, Any] = {}
-        for name, text in (os.environ if environ is None else environ).items():
-            if name.upper().startswith(prefix.upper()):
-                *path, leaf = name[len(prefix) :].lower().split("__")
-                node = tree
-                for key in path:
-                    node = node.setdefault(key, {})
-                    if not isinstance(node, dict):
-                        raise ConfigurationError(
-                            f"{name} sets a nested field, but another variable sets its parent; unset one of them"
-                        )
-                node[leaf] = text
-        return cls.model_validate(tree)
+        from onceward._variables import NESTED, Variables
+
+        given = {
+            name[len(prefix) :].lower(): text
+            for name, text in (os.environ if environ is None else environ).items()
+            if name.upper().startswith(prefix.upper())
+        }
+        for name in given:
+            if any(other.startswith(f"{name}{NESTED}") for other in given):
+                raise ConfigurationError(
+                    f"{prefix}{name.upper()} sets a field, but another variable sets a part of it; unset one of them"
+                )
+        return cls.model_validate(Variables(cls, given)())
 
 
 # ── pieces ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,7 +156,7 @@ class FetchPolicy(Policy):
     """How to fetch from the source. `retry` also applies to settling and extending leases."""
 
     retry: RetryPolicy = RetryPolicy()
-    extra: Annotated[dict[str, Any], BeforeValidator(from_json_text), AfterValidator(_must_be_json)] = Field(
+    extra: Annotated[dict[str, Any], AfterValidator(_must_be_json)] = Field(
         default_factory=dict, description="Keyword arguments for the connector's fetch."
     )
     connector_name: Annotated[str | None, BeforeValidator(none_from_text)] = Field(
