@@ -75,7 +75,9 @@ def test_the_database_of_an_inbox_is_private(tmp_path: Path) -> None:
         Inbox(engine).migrate()
         engine.dispose()
     app = Onceward("shop", database=f"sqlite:///{tmp_path}/app.db")
-    app.create_engine().connect().close()
+    engine = app.create_engine()
+    engine.connect().close()
+    engine.dispose()
     assert {each.name for each in tmp_path.iterdir()} == {"asyncio.db", "plain.db", "a uri.db", "app.db"}
     assert modes(tmp_path) == {}
 
@@ -88,8 +90,10 @@ def test_an_inbox_creates_no_file_for_a_database_in_memory_or_that_is_only_read(
         engine = create_engine(f"sqlite://{url}", poolclass=StaticPool)
         Inbox(engine).migrate()
         engine.dispose()
+    missing = create_engine("sqlite:///file:missing.db?mode=rw&uri=true")
     with pytest.raises(Exception, match="unable to open"):
-        Inbox(create_engine("sqlite:///file:missing.db?mode=rw&uri=true")).migrate()
+        Inbox(missing).migrate()
+    missing.dispose()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -92,7 +92,8 @@ def is_taken(path: Path) -> bool:
 
 def reason_of(error: OSError | ValueError) -> str:
     """What an operating system says about a file, without the name."""
-    return getattr(error, "strerror", None) or str(error)
+    words = getattr(error, "strerror", None) or str(error)
+    return "embedded null byte" if "embedded null" in words else words  # each Python says it in its own way
 
 
 def refuse(text: str, form: LogFormat, log: Logger) -> NoReturn:

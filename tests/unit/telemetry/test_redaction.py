@@ -103,6 +103,7 @@ def test_parameters_that_a_message_quotes_without_their_label_go(sets: int) -> N
     engine = create_engine("sqlite://")
     with pytest.raises(OperationalError) as caught, engine.connect() as connection:
         connection.execute(text("INSERT INTO nowhere VALUES (:card, :name)"), given)
+    engine.dispose()
     params = caught.value.params
     one = params[0] if isinstance(params, list) else params
     error = ValueError(f"order 7 with {one}", repr(f"{one}"), {"given": f"{params}" if sets < 50 else ""})
@@ -126,6 +127,7 @@ def test_an_error_of_a_driver_is_scrubbed_when_the_engine_raises_it() -> None:
     engine = hide_values(create_engine("sqlite://"))
     with pytest.raises(Exception, match="syntax error") as caught, engine.connect() as connection:
         connection.exec_driver_sql(f"SELECT '{CARD}' FROM FROM x")
+    engine.dispose()
     assert CARD not in str(caught.value)
 
 
@@ -166,6 +168,7 @@ def test_a_run_hides_values_in_lines_of_user_code(capsys: pytest.CaptureFixture[
     thread = threading.Thread(target=fail, name="helper")
     thread.start()
     thread.join()
+    engine.dispose()
     sys.excepthook(ValueError, ValueError(f"[parameters: ('{CARD}',)]"), None)
     shown = capsys.readouterr().err
     assert CARD not in shown
