@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ CORNERS = {"sqlite", "postgresql", "threads", "asyncio"}
 OTHER_CORNERS = ({"sqlite", "asyncio"}, {"postgresql", "threads"})
 MODES = ("threads", "asyncio")
 DATABASES = ("sqlite", "postgresql")
+TWIN = re.compile(r"\bAsync(?=[A-Z])|_async\b")
+"""What the name of an asyncio class or function has, and that of its blocking twin has not."""
 OF_PARTS = [TESTS / "crash", TESTS / "integration"]
 """Tests of parts together, which start processes or wait. Each part has tests of its own, in both modes and on both
 databases: tests/unit and tests/conformance."""
@@ -90,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         config.stash[CLAIMED].update(_claims(item))
     items[:] = [item for item in items if not _is_left_out(item)]
-    for others in (_other_corners, _other_halves):  # the second looks at what the first leaves
+    for others in (_other_corners, _other_halves, _other_twins):  # each looks at what those before leave
         for item in list(others(items)):
             item.add_marker("long")
     items.sort(key=lambda item: not item.path.is_relative_to(FORKING))
@@ -156,8 +159,7 @@ def _other_halves(items: list[pytest.Item]) -> Iterator[pytest.Item]:
         for item in items:
             parameters = _parameters(item)
             which = next((each for each in either if each in parameters), None)
-            is_usual = item not in left_out and not item.get_closest_marker("long")
-            if which and is_usual and any(map(item.path.is_relative_to, OF_PARTS)):
+            if which and item not in left_out and _is_usual_of_parts(item):
                 test = (item.nodeid.partition("[")[0], *sorted(parameters - set(either)))
                 found[test][which] = item
         left_out.update(
@@ -166,6 +168,23 @@ def _other_halves(items: list[pytest.Item]) -> Iterator[pytest.Item]:
             if len(by_which) == 2
         )
     yield from left_out
+
+
+def _other_twins(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of tests of parts with a blocking class or function and with its asyncio twin, by their names: one of the two."""
+    found: defaultdict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        parameters = _parameters(item)
+        if parameters and not parameters & {*MODES} and _is_usual_of_parts(item):
+            alike = (TWIN.sub("", each) for each in parameters)
+            found[item.nodeid.partition("[")[0], *sorted(alike)].append(item)
+    for test, twins in found.items():
+        if len(twins) == 2 and len({bool(TWIN.search(item.name)) for item in twins}) == 2:
+            yield twins[crc32("".join(test).encode()) % 2]
+
+
+def _is_usual_of_parts(item: pytest.Item) -> bool:
+    return not item.get_closest_marker("long") and any(map(item.path.is_relative_to, OF_PARTS))
 
 
 def _parameters(item: pytest.Item) -> set[str]:

@@ -132,9 +132,8 @@ class DatabaseCounts:
 
     def _letters_purged_before(self) -> float | None:
         """Letters are purged a while after they died: only those of messages appended before this time are gone."""
-        from onceward.deadletters.letter import (
-            KEPT_SECONDS,  # an app without a database does not load this room
-        )
+        # An app without a database does not load this room.
+        from onceward.deadletters.letter import KEPT_SECONDS
 
         rows = self._rows("SELECT at, details FROM onceward_audit WHERE action = 'purge'")
         purges = [datetime.fromisoformat(at) for at, details in rows if json.loads(details).get("letters")]

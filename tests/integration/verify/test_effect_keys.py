@@ -143,7 +143,15 @@ def test_an_effect_that_takes_a_timeout_for_a_refusal_is_found() -> None:
 
 
 @pytest.mark.req("CC-150")
-@pytest.mark.parametrize("consumer", [TakesANoForANo, RefusesItself, BestEffort, Charges])
+@pytest.mark.parametrize(
+    "consumer",
+    [
+        TakesANoForANo,
+        RefusesItself,
+        pytest.param(BestEffort, marks=pytest.mark.long),
+        pytest.param(Charges, marks=pytest.mark.long),
+    ],
+)
 def test_an_effect_may_decide_what_to_do_without_an_answer(consumer: Any) -> None:
     report = examine(consumer, "exceptions")
     assert report["exceptions"].result is ScenarioStatus.PASSED, str(report)

@@ -179,7 +179,7 @@ class ShipsInTheOrderOfASet(Ships):
     ("consumer", "expected"),
     [
         (ShipsWithTheTime, "another key: "),
-        (ShipsWithChance, "another key: "),
+        pytest.param(ShipsWithChance, "another key: ", marks=pytest.mark.long),
         (ShipsWithANumber, ""),
         (ShipsByPlaceInASet, "not by its place in a set"),
         (ShipsInTheOrderOfASet, ""),

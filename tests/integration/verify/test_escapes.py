@@ -55,7 +55,13 @@ def examine(consumer: Any, statement: str, database: str | None) -> Verification
 
 
 @pytest.mark.parametrize(
-    "consumer", [Escapes, EscapesOnTheConnection, EscapesInTheDriver, EscapesAsynchronously]
+    "consumer",
+    [
+        Escapes,
+        EscapesOnTheConnection,
+        EscapesInTheDriver,
+        pytest.param(EscapesAsynchronously, marks=pytest.mark.long),
+    ],
 )
 def test_a_program_on_the_server_is_found_and_not_started(
     consumer: Any, postgres_url: str, tmp_path: Path

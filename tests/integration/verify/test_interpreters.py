@@ -33,7 +33,13 @@ def failure_of(report: VerificationReport) -> str:
     return str(report["interpreters"])
 
 
-@pytest.mark.parametrize("name", sorted(KEYS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name in ("frozenset", "start")))
+        for name in sorted(KEYS)
+    ],
+)
 def test_rows_that_depend_on_the_process_are_found(name: str) -> None:
     consumer = per_process.AsyncWritesIt if name == "set" else per_process.WritesIt
     finding = failure_of(examine(consumer, services={"key": KEYS[name]}))

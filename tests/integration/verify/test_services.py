@@ -190,7 +190,9 @@ class Client(FakePayments):
     [
         (lambda client: client.charge("k"), "payments.charge"),
         (lambda client: client.charges.create(), "payments.charges.create"),
-        (lambda client: client.charges.__enter__(), "payments.charges.__enter__"),
+        pytest.param(
+            lambda client: client.charges.__enter__(), "payments.charges.__enter__", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_call_of_a_fake_outside_an_effect_is_found(call: Callable[[Any], Any], name: str) -> None:

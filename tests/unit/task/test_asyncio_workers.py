@@ -293,7 +293,7 @@ def compute(seconds: float) -> None:
 
 @pytest.mark.req("CE-14")
 @ROLES
-@pytest.mark.parametrize("concurrency", [1, 50])
+@pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.long), 50])
 @pytest.mark.parametrize(("attempts", "success"), [(1, False), (1, True), (25, False)])
 @pytest.mark.parametrize("pause", [0, TURN])
 def test_handlers_that_never_wait_let_the_event_loop_have_its_turn(
