@@ -105,7 +105,7 @@ def _load(context: ssl.SSLContext, files: Tls) -> None:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except ssl.SSLError as error:
         raise ConfigurationError(
-            f"{files.cert} and {files.key} are not a certificate and its key in PEM: {_words(error.reason)}"
+            f"{files.cert} and {files.key} are not a certificate and its key in PEM: {_words(error.reason) or 'no certificate or key found'}"
         ) from error
     except _Encrypted:
         raise ConfigurationError(
