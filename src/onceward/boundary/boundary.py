@@ -324,6 +324,5 @@ async def _whole(ref: ObjectRef, chunks: AsyncIterator[bytes]) -> AsyncIterator[
         yield chunk
     if size != ref.size:
         raise Unavailable(
-            f"object {ref.bucket}/{ref.key} is damaged: {size:,} of its {ref.size:,} bytes are in the store; put it "
-            "again"
+            f"object {ref.bucket}/{ref.key} is damaged: {size:,} of its {ref.size:,} bytes are in the store"
         )
