@@ -47,6 +47,11 @@ def _import_module(module: str) -> ModuleType:
         raise ConfigurationError(f"{module} cannot be imported: {error}{_where(error)}") from None
     except ImportError as error:
         raise ConfigurationError(f"{module} cannot be imported: {error}{_where(error)}") from None
+    except SystemExit as error:  # a command would end with its code, as if it had done its work
+        raise ConfigurationError(
+            f"{module} cannot be imported: it ends the process ({error!r}){_where(error)}; put what a module does when "
+            'it is run below `if __name__ == "__main__":`'
+        ) from None
 
 
 def blames_import(error: BaseException) -> bool:
@@ -63,7 +68,7 @@ def blames_import(error: BaseException) -> bool:
     return True
 
 
-def _where(error: ImportError) -> str:
+def _where(error: BaseException) -> str:
     """The line of user code whose import failed."""
     ours = (__file__, importlib.__file__)
     frames = traceback.extract_tb(error.__traceback__)

@@ -37,7 +37,7 @@ def _raise(error: BaseException) -> None:
 
 
 IN_CHILD: dict[str, Callable[[], Any]] = {
-    "raises": lambda: _raise(RuntimeError("an error of the child")),
+    "raises": lambda: _raise(RuntimeError("an error of the \x1b]0;child\nonceward: forged")),
     "returns": lambda: None,
     "exits": lambda: sys.exit(3),
     "interrupts": lambda: _raise(KeyboardInterrupt()),

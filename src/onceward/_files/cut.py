@@ -26,7 +26,7 @@ _opened: dict[tuple[int, int], int] = {}
 
 
 def lost_pages(database: str) -> int:
-    """Return how many pages are neither in the file nor in its log; 0 if that cannot be told, as in other modes."""
+    """Return how many pages are neither in the file nor in its log; 0 if that is unknown, as in other modes."""
     try:
         index = _open(f"{database}-shm")
     except OSError:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
+from textwrap import indent
 from types import TracebackType
 from typing import NoReturn
+
+from onceward._text import printable, printable_lines
 
 
 class Forks:
@@ -53,11 +56,13 @@ def end_child(what: str, error: BaseException | None = None) -> NoReturn:
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             code, message = error.code or 0, ""
         elif isinstance(error, SystemExit):
-            code, message = 1, str(error.code)
+            code, message = 1, printable(str(error.code))
         elif error is not None:
+            from onceward.telemetry.logs import BELOW
             from onceward.telemetry.redaction import format_error
 
-            code, message = 1, f"{format_error(error)}\n{message}"
+            trace = indent(printable_lines(format_error(error)), BELOW)
+            code, message = 1, f"{trace}\n{message}"
         else:
             message += "; end it with os._exit"
         if message:

@@ -21,6 +21,7 @@ from onceward.boundary.errors import (
     InvalidArgument,
     NotFound,
     OffsetOutOfRange,
+    Unavailable,
     holds_up,
 )
 from onceward.boundary.holes import missed
@@ -275,7 +276,8 @@ class Boundary:
 
     async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
         check_object_name(bucket, key)
-        return await self.store.objects.get(bucket, key)
+        ref, chunks = await self.store.objects.get(bucket, key)
+        return ref, _whole(ref, chunks)
 
     async def _check_artifact(self, fact: Fact) -> None:
         named = reference_in(fact)
@@ -312,3 +314,15 @@ def reference_in(fact: Fact) -> tuple[str, str] | None:
     if isinstance(value, dict) and isinstance(value.get("bucket"), str) and isinstance(value.get("key"), str):
         return value["bucket"], value["key"]
     return None
+
+
+async def _whole(ref: ObjectRef, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield all of an object. Raise `Unavailable` if the store has lost a part of it."""
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        yield chunk
+    if size != ref.size:
+        raise Unavailable(
+            f"object {ref.bucket}/{ref.key} is damaged: {size:,} of its {ref.size:,} bytes are in the store"
+        )

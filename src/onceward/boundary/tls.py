@@ -104,8 +104,9 @@ def _load(context: ssl.SSLContext, files: Tls) -> None:
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except ssl.SSLError as error:
+        why = _words(error.reason) or "one of them has neither"
         raise ConfigurationError(
-            f"{files.cert} and {files.key} are not a certificate and its key in PEM: {_words(error.reason)}"
+            f"{files.cert} and {files.key} are not a certificate and its key in PEM: {why}"
         ) from error
     except _Encrypted:
         raise ConfigurationError(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from onceward.boundary.errors import InvalidArgument
+from onceward.boundary.errors import BoundaryError, InvalidArgument
 from onceward.boundary.model import Envelope, Fact, Gap, Page, StoredFact
 from onceward.boundary.v1 import boundary_pb as pb
 
@@ -123,8 +123,10 @@ def page(response: pb.FetchFactsResponse) -> Page:
 
 
 def from_pb(fact: pb.StoredFact, log_begins_at: int | None = None) -> StoredFact:
-    assert fact.envelope is not None
-    assert fact.fact is not None
+    if fact.envelope is None or fact.fact is None:
+        raise BoundaryError(
+            f"the fact at offset {fact.offset} is damaged: it has no envelope, or no fact in it"
+        )
     return StoredFact(
         offset=fact.offset,
         envelope=envelope_of(fact.envelope),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+from onceward._secrets import mask_url
 from onceward._text import printable
 from onceward.cli.exit import MISUSED, argument, fail, option, reason_of
 from onceward.cli.output import echo
@@ -83,6 +84,7 @@ def new(
 def _problem_with(name: str) -> str | None:
     """Why the name cannot be used for a package, with a better one; None if it can."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name, re.ASCII):
+        name = mask_url(name)
         better = re.sub(r"[^a-z0-9]+", "_", name.lower(), flags=re.ASCII).strip("_")
         better = better if better[:1].isalpha() else f"app_{better}".rstrip("_")
         return (

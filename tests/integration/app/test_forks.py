@@ -35,7 +35,10 @@ def test_a_forked_child_that_comes_back_ends_and_others_are_left_alone(tmp_path:
     assert output["counts"] == dict.fromkeys(("process", "success", "inbox", "effect", "session"), DONE) | {
         "exception": DONE | {"dead": len(ENDED)}
     }
-    assert "RuntimeError: an error of the child\nonceward: process" in program.stderr
+    assert (
+        "  | RuntimeError: an error of the \\x1b]0;child\n  | onceward: forged\nonceward: process"
+        in program.stderr
+    )
     assert "ends here: it must not go on as a second worker; end it with os._exit" in program.stderr
     assert (
         "effect 'call' was not called: this process is a fork of the one that has the event" in program.stderr

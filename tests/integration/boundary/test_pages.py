@@ -6,17 +6,21 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 
+from onceward._time import WatchedClock
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.server import pages
 from onceward.boundary.server.pages import BoundaryPages
 from onceward.boundary.store import BoundaryStore
 from onceward.boundary.stores.jetstream.store import JetStreamBoundaryStore
 from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.testing import servers
 from onceward.testing.boundary import fact
 from tests.support.boundary.databases import StorePlace, place
@@ -155,3 +159,18 @@ def test_while_postgresql_is_away_the_pages_say_so(place: StorePlace) -> None:
 @pytest.mark.req("BC-41")
 def test_a_page_waits_for_a_second() -> None:
     assert WAIT == 1.0
+
+
+@pytest.mark.req("BC-51")
+def test_the_lag_of_a_consumer_does_not_follow_a_clock_that_jumps(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(SqliteBoundaryStore(tmp_path)) as asked:
+            jump = [0.0]
+            clock = WatchedClock(lambda: time.time() + jump[0], time.monotonic, "", tolerance=60.0)
+            asked._boundary.clock = clock
+            for jump[0] in (9 * 86400.0, -9 * 86400.0):
+                _, _, stats = await asked.answer("/stats")
+                [consumer] = json.loads(stats)["consumers"]
+                assert 0 < consumer["lag_seconds"] < 60
+
+    asyncio.run(story())

@@ -210,6 +210,18 @@ def test_an_import_that_fails_within_a_module_is_said_with_its_line(shop: str) -
         assert f"No module named 'nonsense_module'; see {Path.cwd() / helper}.py:2" in reported
 
 
+@pytest.mark.parametrize("ending", ["raise SystemExit", "import sys; sys.exit(0)", "exit('done')"])
+def test_a_module_that_ends_the_process_on_import_does_not_look_like_a_success(
+    shop: str, ending: str
+) -> None:
+    Path(f"{shop}.py").write_text(f"one = 1\n{ending}\n")
+    for command in ("config", "explain", "balance", "run", "verify"):
+        result = run(command, f"{shop}:app")
+        assert result.exit_code == 2
+        assert "it ends the process (SystemExit(" in result.stderr
+        assert f"{shop}.py:2; put what a module does when it is run below" in result.stderr
+
+
 # ── explain ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -286,6 +286,7 @@ def test_last_is_the_newest_file_here_and_its_newest_transaction(
     assert named.exit_code == 2
     assert "none.jsonl cannot be read" in named.stderr
     assert "to write it, set this variable for `onceward run`" in named.stderr
+    assert "postgresql://ann:***@db/spans cannot be read" in run("postgresql://ann:hunter2x@db/spans").stderr
     write(path, *lives("succeeded", "failed", "failed", "succeeded"))
     write(path.with_name("old.jsonl"), *lives("failed"))
     os.utime(path.with_name("old.jsonl"), (1, 1))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -21,7 +22,7 @@ import nats
 import pytest
 
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
-from onceward._nats.connection import NatsUnavailable
+from onceward._nats.connection import CALL_WAIT, NatsUnavailable
 from onceward._nats.wire import nats_loop
 from onceward.connectors import BurialReason, PayloadError
 from onceward.connectors.jetstream import AsyncJetStreamConnector, JetStreamConnector
@@ -502,3 +503,21 @@ def test_the_largest_batch_arrives_whole_and_in_order(driver: ConnectorDriver) -
 
     until(are_all_here)
     assert arrived == list(range(1000))
+
+
+@pytest.mark.req("NJ-10")
+def test_a_connector_closes_soon_though_the_server_is_silent(stream: str) -> None:
+    with nats_server() as server:
+        connector = JetStreamConnector(server.url, stream)
+        connector.owner = "host-1"
+        connector.dispatch_transactions([Transaction(id="a", payload=1)])
+        [transaction] = connector.fetch_transactions(1)
+        connector.settle_transactions([Settlement(transaction, Verdict.DONE)])
+        assert server._process is not None
+        os.kill(server._process.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            connector.close()
+            assert time.monotonic() - began < CALL_WAIT
+        finally:
+            os.kill(server._process.pid, signal.SIGCONT)

@@ -121,9 +121,9 @@ def test_a_pending_list_of_nothing_but_trimmed_entries_is_an_empty_claim_and_a_l
         assert len(world.pending()) == 3
         return
     until(lambda: caplog.messages)
-    told = " ".join(caplog.messages)
-    assert all(each in told for each in ids)
-    assert "trimmed" in told
+    logged = " ".join(caplog.messages)
+    assert all(each in logged for each in ids)
+    assert "trimmed" in logged
 
 
 @pytest.mark.req("QC-11")

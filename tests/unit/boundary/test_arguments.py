@@ -8,9 +8,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
 
-from onceward.boundary import AsyncBoundaryClient, BoundaryClient, Envelope, Fact
-from onceward.boundary.errors import InvalidArgument
+from onceward.boundary import AsyncBoundaryClient, BoundaryClient, Envelope, Fact, wire
+from onceward.boundary.client.errors import failure
+from onceward.boundary.errors import BoundaryError, InvalidArgument
+from onceward.boundary.v1 import boundary_pb as pb
 
 NOWHERE = "http://127.0.0.1:9"
 LONE = "\ud800"
@@ -62,3 +66,14 @@ def test_a_value_that_cannot_be_sent_is_named_and_nothing_is_called(
                 ask_one()
             assert raised.value.field == field
             assert not raised.value.retryable
+
+
+@pytest.mark.req("BC-18")
+def test_an_answer_that_cannot_be_read_is_not_an_error_of_the_caller() -> None:
+    late = ConnectError(Code.INVALID_ARGUMENT, "protocol error")
+    late.__cause__ = ValueError("invalid varint")
+    raised = failure(late, NOWHERE)
+    assert type(raised) is BoundaryError
+    assert str(raised) == f"{NOWHERE} sent an answer that cannot be read: invalid varint"
+    with pytest.raises(BoundaryError, match="the fact at offset 7 is damaged"):
+        wire.from_pb(pb.StoredFact(offset=7))

@@ -141,7 +141,12 @@ def _from_elsewhere(error: ConnectError, url: str) -> BoundaryError:
     """An error of the network, which has a cause on this side, of a proxy, or of something that is not a boundary."""
     code = error.code.value
     kind = _BY_CODE.get(code, BoundaryError)
-    if error.__cause__ is not None:
+    if (
+        error.__cause__ is not None and kind is errors.InvalidArgument
+    ):  # what was sent was encoded before the call
+        kind, code = BoundaryError, BoundaryError.code
+        message = f"{mask_url(url)} sent an answer that cannot be read: {mask(str(error.__cause__))}"
+    elif error.__cause__ is not None:
         message = describe_unreachable(url, error.__cause__)
     else:
         hint = "; check that this is the URL of a boundary" if kind is BoundaryError else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
@@ -138,7 +137,8 @@ class BoundaryPages:
     async def _read_state(self) -> StoreState:
         bounds, cursors = await self._read_cursors()
         offsets = list({cursor.offset for cursor in cursors if cursor.offset < bounds.last})
-        now, times = time.time(), await self._boundary.store.times_after(offsets)
+        times = await self._boundary.store.times_after(offsets)
+        now = self._boundary.clock.now()  # facts that are appended now get this time
         lags = {
             offset: max(now - at / 1000, 0.0)
             for offset, at in zip(offsets, times, strict=True)

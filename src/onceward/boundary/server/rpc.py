@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from connectrpc.code import Code
@@ -233,13 +233,11 @@ class BoundaryRpc:
     async def get_object_stream(
         self, request: pb.GetObjectRequest, ctx: Any
     ) -> AsyncIterator[pb.GetObjectChunk]:
-        try:
+        with self._refusing("get", NOTHING):
             ref, chunks = await self._boundary.get(request.bucket, request.key)
             yield pb.GetObjectChunk(digest=ref.digest, size=ref.size, media_type=ref.media_type)
             async for chunk in chunks:
                 yield pb.GetObjectChunk(data=chunk)
-        except BoundaryError as error:
-            raise self._refuse("get", error, {}) from None
 
     def _refuse(self, operation: str, error: BoundaryError, about: Mapping[str, object]) -> ConnectError:
         self._report_refused(operation, error, about)
@@ -252,7 +250,16 @@ class BoundaryRpc:
     async def _answer(self, operation: str, call: Awaitable[T], about: Mapping[str, object] = NOTHING) -> T:
         began = time.perf_counter()
         try:
-            return await call
+            with self._refusing(operation, about):
+                return await call
+        finally:
+            self._latency[operation](time.perf_counter() - began)
+
+    @contextmanager
+    def _refusing(self, operation: str, about: Mapping[str, object]) -> Iterator[None]:
+        """Report every error, and raise the one that the caller gets."""
+        try:
+            yield
         except BoundaryError as error:
             raise self._refuse(operation, error, about) from None
         except ConnectError as error:  # refused by the codec, before there was a message
@@ -263,8 +270,6 @@ class BoundaryRpc:
             self._metrics.refused.labels(operation, BoundaryError.code).inc()
             _log.exception("%s failed", operation, extra={"outcome": BoundaryError.code})
             raise refusal(BoundaryError(f"{operation} failed: {error!r}; see the server's log")) from None
-        finally:
-            self._latency[operation](time.perf_counter() - began)
 
 
 def _read(request: pb.AppendFactRequest) -> tuple[Envelope, Fact, bytes]:

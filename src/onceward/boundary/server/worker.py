@@ -32,8 +32,9 @@ _log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 FAILED, MISUSED = 1, 2
 """Exit codes."""
-CLOSING = 5.0
-"""Seconds to close the store and all else, after the calls have ended."""
+CLOSING = 2.0
+"""Seconds to close the store and all else, after the calls have ended. A store that hangs has nothing to close: what it
+has not answered was not acknowledged."""
 
 
 class BoundaryWorker:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
+from stat import S_ISREG
 
 import msgspec
 
@@ -67,10 +68,11 @@ class FileObjects:
         quota: ObjectQuota = NO_QUOTA,
     ) -> ObjectRef:
         known = await self.head(bucket, key)
-        if known is not None:  # its bytes must be compared, but not stored
+        if known is not None and self._is_whole(known):  # its bytes must be compared, but not stored
             return _check_same(known, await _digest_of(chunks))
         incoming = self._incoming / secrets.token_hex(16)
         usage = await self._measured()
+        quota = quota if known is None else NO_QUOTA
         quota.check_count(usage.count)
         usage.count += 1
         received, is_new_name, is_new_content = 0, False, False
@@ -83,6 +85,8 @@ class FileObjects:
 
         try:
             digest = await self._receive(incoming, chunks, count)
+            if known is not None:
+                _check_same(known, f"sha256:{digest}")
             ref = ObjectRef(
                 bucket=bucket, key=key, digest=f"sha256:{digest}", size=received, media_type=media_type
             )
@@ -109,7 +113,11 @@ class FileObjects:
         ref = await self.head(bucket, key)
         if ref is None:
             raise NotFound(f"there is no object {bucket}/{key}")
-        return ref, self._send(self._content_path(ref.digest.removeprefix("sha256:")))
+        if not self._is_whole(ref):
+            raise Unavailable(
+                f"object {bucket}/{key} is damaged: {self._content_of(ref)} has lost its bytes; put it again"
+            )
+        return ref, self._send(self._content_of(ref))
 
     async def refs(self) -> AsyncIterator[ObjectRef]:
         for name in await asyncio.to_thread(lambda: sorted(self._names.glob("*/*"))):
@@ -154,7 +162,9 @@ class FileObjects:
         try:
             os.link(incoming, content)
         except FileExistsError:
-            return False
+            if _size_of(content) == _size_of(incoming):
+                return False
+            os.replace(incoming, content)  # it was damaged
         sync_directory(content.parent)
         return True
 
@@ -187,12 +197,27 @@ class FileObjects:
         self._made.add(directory)
 
     def _read_name(self, bucket: str, key: str) -> ObjectRef:
-        return msgspec.json.decode(self._name_path(bucket, key).read_bytes(), type=ObjectRef)
+        path = self._name_path(bucket, key)
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=ObjectRef)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise Unavailable(
+                f"object {bucket}/{key} is damaged: {path} does not say what it is ({error}); remove "
+                "that file, and put it again"
+            ) from None
+
+    def _is_whole(self, ref: ObjectRef) -> bool:
+        return _size_of(self._content_of(ref)) == ref.size
 
     async def _send(self, content: Path) -> AsyncIterator[bytes]:
         with content.open("rb") as file:
             while chunk := await asyncio.to_thread(file.read, CHUNK):
                 yield chunk
+
+    def _content_of(self, ref: ObjectRef) -> Path:
+        return self._content_path(ref.digest.removeprefix("sha256:"))
 
     def _content_path(self, digest: str) -> Path:
         return self._content / digest[:2] / digest
@@ -213,6 +238,15 @@ def _write(file: RawIOBase, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) or 0 :]
+
+
+def _size_of(path: Path) -> int | None:
+    """The size of a file; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size if S_ISREG(found.st_mode) else None
 
 
 def _check_same(known: ObjectRef, digest: str) -> ObjectRef:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from onceward._ids import same_id
+from onceward._secrets import mask_url
 from onceward._text import printable, quantity
 from onceward.cli.dlq.options import shorten
 from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option, reason_of
@@ -98,7 +99,9 @@ def _path(file: str, as_json: bool) -> Path:
 def _unreadable(path: Path, file: str, error: OSError | ValueError) -> str:
     from onceward.telemetry.span_file import FILE_VARIABLE
 
-    text = f"{path} cannot be read: {reason_of(error)}"
+    # What was given, not its path: a URL that became one hides no password.
+    shown = path if file == LAST else mask_url(file)
+    text = f"{shown} cannot be read: {reason_of(error)}"
     if file != LAST:
         return f"{text}; name a span file, or `last`"
     return (

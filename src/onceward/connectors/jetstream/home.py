@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from contextlib import suppress
 
 from onceward._nats.connection import NatsUnavailable
@@ -12,8 +13,17 @@ from onceward.connectors.jetstream.ledger import DeliveryLedger
 from onceward.connectors.jetstream.line import QueueLine
 
 NOT_READ = places.StreamSettings()
+CLOSE_WAIT = 2.0
+"""Seconds."""
 TIDY_AFTER = 100
 """Messages with a state that were acknowledged, after which states are removed."""
+
+
+async def try_soon(work: Awaitable[object]) -> None:
+    """Do what a connector owes others when it closes, unless the server is away or silent: then leases expire."""
+    with suppress(NatsUnavailable, TimeoutError):
+        async with asyncio.timeout(CLOSE_WAIT):
+            await work
 
 
 class QueueHome:

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from onceward._nats.connection import NatsUnavailable
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError, decode
 from onceward.connectors.jetstream import places
-from onceward.connectors.jetstream.home import NOT_READ, QueueHome
+from onceward.connectors.jetstream.home import NOT_READ, QueueHome, try_soon
 from onceward.connectors.jetstream.ledger import (
     ACK,
     NAK,
@@ -436,8 +435,7 @@ class JetStreamQueue(Leasing):
 
     async def close(self) -> None:
         if self._ready:
-            with suppress(NatsUnavailable):
-                await self.return_ready()
+            await try_soon(self.return_ready())
         self._closed = True
         home, self._home = self._home, None
         if home is not None and home.pid == os.getpid():
@@ -446,8 +444,7 @@ class JetStreamQueue(Leasing):
                 await asyncio.wait({home.tidying})
             if home.is_connected:
                 if self.owner is not None and not self._held:
-                    with suppress(NatsUnavailable):
-                        await home.ledger.forget_holdings(self.owner, self._name)
+                    await try_soon(home.ledger.forget_holdings(self.owner, self._name))
                 await home.link.close()
 
 
