@@ -164,7 +164,9 @@ def check_rules(given: Any, owner: str) -> dict[Condition, Rule]:
 def _check_condition(condition: Any, owner: str) -> None:
     kinds = condition if isinstance(condition, tuple) else (condition,)
     if not kinds:
-        raise ConfigurationError(f"a rule of {owner} is for no exception type at all; name one, or leave it out")
+        raise ConfigurationError(
+            f"a rule of {owner} is for no exception type at all; name one, or leave it out"
+        )
     for each in kinds:
         if isinstance(each, type) and issubclass(each, BaseException) and not issubclass(each, Exception):
             raise ConfigurationError(

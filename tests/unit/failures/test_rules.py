@@ -150,7 +150,11 @@ def test_a_dependency_that_is_named_twice_is_one() -> None:
         ),
         ("memory://a", {"depends_on": "payments"}, r"write depends_on=\['payments'\]"),
         ("memory://a", {"failures": {(): business}}, "for no exception type at all"),
-        ("memory://a", {"failures": {KeyboardInterrupt: business}}, "KeyboardInterrupt, which ends a process"),
+        (
+            "memory://a",
+            {"failures": {KeyboardInterrupt: business}},
+            "KeyboardInterrupt, which ends a process",
+        ),
         (
             "memory://a",
             {"contract": contract(), "failures": {OSError: retry("1s", times=20)}},
