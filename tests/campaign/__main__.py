@@ -3,6 +3,7 @@
     python -m tests.campaign                                                 six combinations, 3,000 orders each
     python -m tests.campaign --source redis --database postgresql --mode asyncio --kills 100
     python -m tests.campaign --chain redis --kills 60        three services: order, charge, ship
+    python -m tests.campaign --limits --kills 30             a million starts, counted in the database
 
 Every order goes to two consumers: one writes through its session, one calls a provider that honors keys.
 """
@@ -23,6 +24,7 @@ from typing import Any
 from tests.campaign.chain.campaign import attack
 from tests.campaign.chain.premises import WIRES
 from tests.campaign.field import CONSUMERS, Combination, Field, field
+from tests.campaign.limits.campaign import attack_limits
 from tests.campaign.orders import Order, make_orders
 from tests.campaign.tally import Tally, count, unfinished
 from tests.campaign.trouble import Trouble
@@ -36,11 +38,17 @@ PATIENCE = 300.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    if options.chain:
-        failed: list[Any] = [wire for wire in options.chain if not _attack(wire, options)]
+    if options.limits:
+        fine = attack_limits(starts=options.starts, kills=options.kills, seed=options.seed)
+        failed: list[Any] = [] if fine else ["limits"]
+    elif options.chain:
+        failed = [wire for wire in options.chain if not _attack(wire, options)]
     else:
         failed = [what for what in _chosen(options) if not _campaign(what, options)]
-    print("\nNothing lost, nothing doubled." if not failed else f"\nFailed: {'; '.join(map(str, failed))}")
+    fine_words = (
+        "Nothing above its limit, no slot leaked." if options.limits else "Nothing lost, nothing doubled."
+    )
+    print(f"\n{fine_words}" if not failed else f"\nFailed: {'; '.join(map(str, failed))}")
     return 1 if failed else 0
 
 
@@ -146,6 +154,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--chain", choices=WIRES, action="append", help="attack order → charge → ship on this wire instead"
     )
+    parser.add_argument("--limits", action="store_true", help="attack limits instead")
+    parser.add_argument("--starts", type=int, default=1_000_000, help="of limits")
     parser.add_argument("--database", choices=DATABASES)
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--events", type=int, default=3000, help="per combination, both consumers together")

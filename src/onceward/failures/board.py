@@ -14,6 +14,7 @@ from math import inf
 
 import msgspec
 
+from onceward._time import wall
 from onceward.durations import format_seconds
 from onceward.failures.states import Down, FleetState, Identity, Paused
 from onceward.telemetry.logger import OwnLogger
@@ -40,7 +41,7 @@ class NewOutage(msgspec.Struct):
     subject: str
     reason: str
     probe_in: float
-    since: float = msgspec.field(default_factory=time.time)
+    since: float = msgspec.field(default_factory=wall)
 
 
 class Board:
@@ -158,7 +159,7 @@ def _beginning(subject: str, down: Down) -> str:
 
 
 def _ending(subject: str, down: Down) -> str:
-    lasted = format_seconds(max(time.time() - down.since, 0.0))
+    lasted = format_seconds(max(wall() - down.since, 0.0))
     return f"{shown(subject)} is up again after {lasted}; consumers that need it go on at full rate"
 
 

@@ -163,8 +163,17 @@ def check_rules(given: Any, owner: str) -> dict[Condition, Rule]:
 
 def _check_condition(condition: Any, owner: str) -> None:
     kinds = condition if isinstance(condition, tuple) else (condition,)
+    if not kinds:
+        raise ConfigurationError(
+            f"a rule of {owner} is for no exception type at all; name one, or leave it out"
+        )
     for each in kinds:
-        is_kind = isinstance(each, type) and issubclass(each, BaseException)
+        if isinstance(each, type) and issubclass(each, BaseException) and not issubclass(each, Exception):
+            raise ConfigurationError(
+                f"a rule of {owner} is for {each.__name__}, which ends a process and is not a failure of a message; "
+                "leave it out, or write a subclass of Exception"
+            )
+        is_kind = isinstance(each, type) and issubclass(each, Exception)
         is_predicate = callable(each) and not isinstance(each, type) and kinds == (condition,)
         if not is_kind and not is_predicate:
             raise ConfigurationError(
@@ -217,7 +226,7 @@ def _names(given: Any, field: str, owner: str) -> tuple[str, ...]:
     for name in given:
         if not isinstance(name, str) or not name.strip() or name != name.strip():
             raise ConfigurationError(f"{field} of {owner} must be names such as 'payments', not {name!r}")
-    return tuple(given)
+    return tuple(dict.fromkeys(given))
 
 
 class RuleBook(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import http.client
 import socket
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
+
+from onceward._time import wall
 
 STATUSES: Final = frozenset({429, 502, 503, 504})
 """Of HTTP: too many requests, bad gateway, unavailable, gateway timeout."""
@@ -115,7 +117,7 @@ def _seconds(text: str) -> float | None:
         return None
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
-    return (at - datetime.now(UTC)).total_seconds()
+    return at.timestamp() - wall()
 
 
 def _header(headers: Any) -> str | None:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import msgspec
 
+from onceward._time import wall
+
 Identity = tuple[str, str]
 """A consumer: the id in its contract, or its name if it has none; and its name."""
 
@@ -91,7 +93,7 @@ class ProcessRecords:
         with self._lock:
             if subject in self._down:
                 return False
-            self._down[subject] = Down(since=time.time(), reason=reason)
+            self._down[subject] = Down(since=wall(), reason=reason)
             self._next[subject] = self._clock() + probe_in
             return True
 

@@ -21,6 +21,8 @@ FASTEST: Final = 100_000.0
 """Starts a second. The times of a database are not finer."""
 SLOWEST: Final = 30 * 86400.0
 """Seconds from one start to the next."""
+MOST: Final = 1_000_000
+"""Handlers at once. Counting more would be of no use."""
 LONGEST_KEY: Final = 120
 """Characters of a key that is stored as it is. A longer one is stored as its digest."""
 
@@ -55,6 +57,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
                 f"the concurrency of a Limit is how many handlers run at once, a whole number from 1, not {count!r}; "
                 "to stop a consumer, use `onceward pause`"
             )
+        if count is not None and count > MOST:
+            raise ConfigurationError(f"the concurrency {count} of a Limit is more than {MOST}; leave it out")
         if self.by is not None and not callable(self.by) and not (isinstance(self.by, str) and self.by):
             raise ConfigurationError(
                 f"the `by` of a Limit is the name of a field of the payload, or a function of it, not {self.by!r}"

@@ -23,6 +23,7 @@ import msgspec
 from sqlalchemy import Engine
 
 from onceward._process.readiness import Doorbell
+from onceward._time import wall
 from onceward.backoff import Backoff
 from onceward.connectors.base import Closing, ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError, decode, encode_with
@@ -399,7 +400,7 @@ def _failure(row: Row, error: Exception, delay: float | None) -> SendFailure:
             text_of(error), category=failure_category(error) or ExceptionCategory.SYSTEM
         )
     )
-    _, text, line = describe_failure(wrapped, row.attempts, time.time())
+    _, text, line = describe_failure(wrapped, row.attempts, wall())
     return SendFailure(row, text or "", line, delay)
 
 

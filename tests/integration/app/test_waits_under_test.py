@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
+from email.utils import format_datetime
 from typing import Any
 
+import httpx
 import pytest
 
 from onceward import Limit, Onceward, outage, retry, testing
@@ -62,6 +65,27 @@ def test_an_outage_is_waited_out_and_nothing_is_lost(shop: Provider) -> None:
         t.advance("2h")
         assert [each.consumer for each in t.dead_letters] == ["pay"], "only the one that fails by itself"
         assert time.process_time() - began < 10
+
+
+@pytest.mark.req("IN-23", "OU-02")
+def test_the_date_of_a_retry_after_is_one_of_the_test() -> None:
+    app, calls = Onceward("shop", database="postgresql://nobody@localhost:1/shop"), []
+
+    @app.consumer("redis://localhost:1/orders?group=pay", contract=None)
+    def pay(order: dict[str, Any]) -> None:
+        calls.append(order["id"])
+        if t.now < up_at:
+            request = httpx.Request("GET", "http://localhost")
+            header = {"Retry-After": format_datetime(up_at, usegmt=True)}
+            httpx.Response(503, headers=header, request=request).raise_for_status()
+
+    with testing.app(app) as t:
+        up_at = t.now + timedelta(minutes=30)
+        for number in range(10):
+            t.send(pay, {"id": number})
+        t.advance("29m")
+        assert len(calls) == 3, "the service said when to come back"
+        assert t.advance("5m").succeeded == 10
 
 
 @pytest.mark.req("IN-23")

@@ -128,6 +128,17 @@ def contract(**more: Any) -> Contract:
     )
 
 
+@pytest.mark.req("OU-10")
+def test_a_dependency_that_is_named_twice_is_one() -> None:
+    """Otherwise a consumer would wait for its own probe."""
+    app = Onceward("shop", dependencies=["payments", "mail"])
+
+    @app.consumer("memory://a", depends_on=["payments", "mail", "payments"])
+    def charge(order: dict[str, Any]) -> None: ...
+
+    assert app.consumers["charge"].failures.depends_on == ("payments", "mail")
+
+
 @pytest.mark.req("OU-09", "OU-06")
 @pytest.mark.parametrize(
     ("source", "more", "says"),
@@ -138,6 +149,12 @@ def contract(**more: Any) -> Contract:
             r"charge depends on 'mail', .* it declares 'payments': write Onceward",
         ),
         ("memory://a", {"depends_on": "payments"}, r"write depends_on=\['payments'\]"),
+        ("memory://a", {"failures": {(): business}}, "for no exception type at all"),
+        (
+            "memory://a",
+            {"failures": {KeyboardInterrupt: business}},
+            "KeyboardInterrupt, which ends a process",
+        ),
         (
             "memory://a",
             {"contract": contract(), "failures": {OSError: retry("1s", times=20)}},

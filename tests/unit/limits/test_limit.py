@@ -61,6 +61,7 @@ def test_a_rate_is_a_number_per_time(rate: str, every: float) -> None:
         ({"concurrency": -2}, "a whole number from 1"),
         ({"concurrency": True}, "a whole number from 1"),
         ({"concurrency": 2.5}, "a whole number from 1"),
+        ({"concurrency": 10**7}, "is more than 1000000; leave it out"),
         ({"rate": "1/s", "by": 7}, "the name of a field of the payload, or a function"),
         ({"rate": "1/s", "by": ""}, "the name of a field of the payload, or a function"),
     ],
