@@ -296,7 +296,7 @@ def run_by_sqlalchemy(transaction: DbTransaction, sql: str, params: Params) -> t
 
 
 def _is_heard(connection: Connection) -> bool:
-    """Whether somebody else wants to see or change what SQLAlchemy sends to the driver."""
+    """Whether code of others listens to what SQLAlchemy sends to the driver."""
     engine = connection.engine
     heard: Any = (connection if connection._has_events else engine).dispatch
     ours = CALLS.watches(engine)
