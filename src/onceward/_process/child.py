@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from onceward.errors import OncewardError
+from onceward.errors import portable
 
 
 class ChildDied(Exception):
@@ -45,20 +45,12 @@ def _answer(function: Callable[[], Any], writer: int) -> NoReturn:
     try:
         try:
             answer = pickle.dumps((function(), None))
-        except Exception as error:
-            answer = _pickled(error)
+        except Exception as error:  # noqa: BLE001  the caller raises it
+            answer = pickle.dumps((None, portable(error)))
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(answer)
     finally:
         os._exit(1)
-
-
-def _pickled(error: Exception) -> bytes:
-    try:
-        pickle.loads(answer := pickle.dumps((None, error)))
-    except Exception:
-        return pickle.dumps((None, OncewardError(f"{type(error).__name__}: {error}")))
-    return answer
 
 
 def _read_all(reader: int, until: float) -> bytes | None:

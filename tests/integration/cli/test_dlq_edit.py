@@ -179,11 +179,21 @@ def test_poison_is_tried_and_redriven_with_its_option(desk: Desk) -> None:
 
 @pytest.mark.req("CC-081", "CC-082")
 def test_a_dry_run_of_poison_survives_its_handler(desk: Desk) -> None:
-    killer = burial_of(order("killer", {"amount": 13}), consumer="billing", error="x", category=Category.POISON)
+    killer = burial_of(
+        order("killer", {"amount": 13}), consumer="billing", error="x", category=Category.POISON
+    )
     desk.letters.bury(killer)
     task = ("--task", f"{SHOP}:Kills")
     tried = desk.run(
-        "dlq", "redrive", "--consumer", "billing", "--category", "poison", "--poison-fixed", "--dry-run", *task
+        "dlq",
+        "redrive",
+        "--consumer",
+        "billing",
+        "--category",
+        "poison",
+        "--poison-fixed",
+        "--dry-run",
+        *task,
     )
     assert (tried.exit_code, "would die again: raises" in tried.stdout) == (1, True)
     assert "the process that tried it was killed by SIGKILL" in tried.stdout
