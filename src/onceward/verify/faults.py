@@ -66,7 +66,7 @@ IN_EFFECTS = (DeliveryBoundary.EFFECT_FAILS, DeliveryBoundary.AFTER_EFFECT)
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """An exception, a kill or a pause at a boundary. Writes and effects are numbered from 1; a message that is sent is a
+    """An exception, a kill or a pause at a boundary. Writes and effects are numbered from 1; to send a message is a
     write."""
 
     boundary: DeliveryBoundary
