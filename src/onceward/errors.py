@@ -38,7 +38,7 @@ def _causes(error: BaseException) -> list[BaseException]:
     """The chain of causes, up to the first OncewardError, which carries its own causes."""
     chain: list[BaseException] = []
     for cause in with_causes(error)[1:]:
-        chain.append(_portable(cause))
+        chain.append(portable(cause))
         if isinstance(cause, OncewardError):
             break
     return chain
@@ -54,7 +54,7 @@ def with_causes(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _portable(cause: BaseException) -> BaseException:
+def portable(cause: BaseException) -> BaseException:
     """The cause itself; if it does not pickle, an OncewardError with its type and message."""
     if isinstance(cause, OncewardError):
         return cause

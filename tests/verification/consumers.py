@@ -168,6 +168,26 @@ class Swallows(ConsumerTask):
         return {"ok": True}
 
 
+class TriesAgain(ConsumerTask):
+    contract = contract()
+    gives_up = False
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
+        for left in (2, 1, 0):
+            session.execute("SAVEPOINT before")
+            try:
+                session.execute(INSERT, values(transaction))
+                return
+            except Exception:
+                session.execute("ROLLBACK TO SAVEPOINT before")
+                if not left and not self.gives_up:
+                    raise
+
+
+class GivesUp(TriesAgain):
+    gives_up = True
+
+
 class SwallowsItsOwn(ConsumerTask):
     contract = contract()
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onceward.app.services import Injection
     from onceward.deadletters import DeadLetter, DeadLetters
     from onceward.deadletters.dry_run import Prediction
+    from onceward.deadletters.edits import Draft
     from onceward.transaction import Transaction
 
 PREDICTED = {
@@ -25,6 +26,10 @@ PREDICTED = {
     "raise": "would die again: raises",
 }
 """What a prediction says about a letter."""
+
+
+LONGEST = 60.0
+"""Seconds that the dry run of a poison letter may take."""
 
 
 class Unopened:
@@ -83,7 +88,7 @@ def rehearse(
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in ordered:
-        problem = f"it is poison: {ONLY_FIXED}" if letter.category == "poison" and not poison_fixed else ""
+        problem = f"it is poison: {ONLY_FIXED}" if is_poison(letter) and not poison_fixed else ""
         try:
             transaction = run_blocking(letters.operations.draft(letter.id)).transaction()
         except DecodeError as error:
@@ -95,9 +100,45 @@ def rehearse(
         else:
             readable[letter.id] = transaction
     engine: Any = letters.operations.ports.engine  # type: ignore[attr-defined]
+    poison = {each.id: readable.pop(each.id) for each in ordered if is_poison(each) and each.id in readable}
     predictions = predict(task, list(readable.values()), engine, poison_fixed)
     predicted |= dict(zip(readable, predictions, strict=True))
+    predicted |= {number: predict_apart(task, each, engine) for number, each in poison.items()}
     return {letter.id: predicted[letter.id] for letter in ordered}
+
+
+def is_poison(letter: DeadLetter) -> bool:
+    return letter.category == "poison"
+
+
+def predict_edit(task: Any, draft: Draft, body: bytes, engine: Engine) -> Prediction:
+    """Predict what this letter would do with another body."""
+    transaction = draft.transaction(body)
+    if is_poison(draft.letter):
+        return predict_apart(task, transaction, engine)
+    return predict(task, [transaction], engine, poison_fixed=True)[0]
+
+
+def predict_apart(task: Any, transaction: Transaction, engine: Engine) -> Prediction:
+    """Predict in a process of its own, as if what made poison of it were fixed. It may kill that one."""
+    from onceward._process.child import ChildDied, call_in_child
+    from onceward.deadletters.dry_run import PredictedOutcome, Prediction
+
+    engine.dispose()  # a fork would share its connections
+
+    def run() -> Prediction:
+        engine.dispose(close=False)
+        return predict(task, [transaction], engine, poison_fixed=True)[0]
+
+    try:
+        predicted: Prediction = call_in_child(run, LONGEST)
+    except ChildDied as error:
+        return Prediction(
+            transaction_id=transaction.id,
+            outcome=PredictedOutcome.RAISE,
+            detail=f"the process that tried it {error}",
+        )
+    return predicted
 
 
 def predict(

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onceward._sync import run_blocking
-from onceward.app.rehearsal import PREDICTED, predict, rehearse
+from onceward.app.rehearsal import PREDICTED, predict_edit, rehearse
 from onceward.connectors.codec import DecodeError
 from onceward.console.access import Role
 from onceward.console.consumers import hides_keys
@@ -238,7 +238,7 @@ async def edit(request: Request) -> Response:
         if not draft.changes(body):
             return {**found, "prediction": None, "problem": "the payload is the same; nothing was changed"}
         task = backstage.task_of(draft.letter.consumer)
-        (prediction,) = predict(task, [draft.transaction(body)], backstage.engine, True)
+        prediction = predict_edit(task, draft, body, backstage.engine)
         found["prediction"] = prediction
         if form.get("do") == "save" and prediction.is_good:
             cause = str(form.get("cause", ""))

@@ -66,15 +66,21 @@ IN_EFFECTS = (DeliveryBoundary.EFFECT_FAILS, DeliveryBoundary.AFTER_EFFECT)
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """An exception, a kill or a pause, once, at a boundary. Writes and effects are numbered from 1; a message that is
-    sent is a write."""
+    """An exception, a kill or a pause at a boundary. Writes and effects are numbered from 1; to send a message is a
+    write."""
 
     boundary: DeliveryBoundary
     number: int = 0
     action: Literal["raise", "kill", "hold"] = "raise"
+    lasts: bool = False
+    """Whether it happens to those after it, too, until the delivery ends. Otherwise it happens once."""
 
     def __str__(self) -> str:
-        return f"{self.boundary} {self.number}" if self.number else str(self.boundary)
+        which = f" {self.number}" if self.number else ""
+        return f"{self.boundary}{which}{' and those after it' if self.lasts else ''}"
+
+    def hits(self, boundary: DeliveryBoundary, number: int) -> bool:
+        return self.boundary is boundary and (self.number == number or (self.lasts and number > self.number))
 
 
 class Injected(Exception):
@@ -144,9 +150,10 @@ class Probe:
     def reach(self, boundary: DeliveryBoundary, number: int = 0, *, inside: bool = False) -> None:
         """Raise or kill, if the fault of this delivery belongs here."""
         fault = self.fault
-        if fault is None or fault.boundary is not boundary or fault.number != number:
+        if fault is None or not fault.hits(boundary, number):
             return
-        self.fault = None
+        if not fault.lasts:
+            self.fault = None
         if fault.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault.action == "hold":

@@ -177,6 +177,33 @@ def test_poison_is_tried_and_redriven_with_its_option(desk: Desk) -> None:
     assert (made.exit_code, "1 letter at" in made.stdout) == (0, True)
 
 
+@pytest.mark.req("CC-081", "CC-082")
+def test_a_dry_run_of_poison_survives_its_handler(desk: Desk) -> None:
+    killer = burial_of(
+        order("killer", {"amount": 13}), consumer="billing", error="x", category=Category.POISON
+    )
+    desk.letters.bury(killer)
+    task = ("--task", f"{SHOP}:Kills")
+    tried = desk.run(
+        "dlq",
+        "redrive",
+        "--consumer",
+        "billing",
+        "--category",
+        "poison",
+        "--poison-fixed",
+        "--dry-run",
+        *task,
+    )
+    assert (tried.exit_code, "would die again: raises" in tried.stdout) == (1, True)
+    assert "the process that tried it was killed by SIGKILL" in tried.stdout
+    edit = ("dlq", "edit", "2", "--cause", "x", "--file", "-", *task)
+    refused = desk.run(*edit, given='{"amount": 13, "more": 1}')
+    assert (refused.exit_code, "was killed by SIGKILL" in refused.stderr) == (1, True)
+    edited = desk.run(*edit, given='{"amount": 12}')
+    assert (edited.exit_code, "it would succeed" in edited.stdout) == (0, True)
+
+
 @pytest.mark.req("CC-083")
 def test_letters_are_listed_in_groups(desk: Desk) -> None:
     desk.letters.bury(

@@ -8,10 +8,13 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
+from onceward.connectors.postgresql import PostgreSqlConnector
+from onceward.connectors.urls import Address
 from onceward.inbox import Inbox
 from onceward.inspection.database_doubts import doubt_postgresql, doubt_sqlite, sqlite_file
 from onceward.inspection.guarantees import WeakLink
 from onceward.inspection.probes import open_database
+from onceward.transaction import Transaction
 from tests.support.disk import disk
 from tests.support.inbox.databases import schema
 from tests.support.schema import Schema
@@ -83,6 +86,16 @@ def test_tables_that_postgresql_empties_after_a_crash_are_named_and_so_are_parti
     assert partition.why.startswith("unlogged tables: mine;")
 
 
+def test_a_queue_with_unlogged_tables_is_not_durable(schema: Schema) -> None:
+    source = Address(f"{schema.plain_url}{'&' if '?' in schema.plain_url else '?'}queue=orders")
+    with PostgreSqlConnector(schema.plain_url, "orders") as queue:
+        queue.dispatch_transactions([Transaction("a")])
+    assert source.facts().hazards == ()
+    schema.execute(f"ALTER TABLE {schema.name}.onceward_queue_messages SET UNLOGGED")
+    [hazard] = source.facts().hazards
+    assert hazard.why.startswith("the queue has unlogged tables: onceward_queue_messages;")
+
+
 def test_a_server_that_does_not_write_or_may_break_pages_is_found(postgres_url: str) -> None:
     plain = postgres_url.replace("postgresql+psycopg://", "postgresql://", 1)
     url = f"{plain}{'&' if '?' in plain else '?'}options=-cdefault_transaction_read_only%3Don"
@@ -96,6 +109,8 @@ def test_a_server_that_does_not_write_or_may_break_pages_is_found(postgres_url: 
             connection.exec_driver_sql("ALTER SYSTEM SET full_page_writes = off")
             connection.exec_driver_sql("SELECT pg_reload_conf()")
             until(lambda: [each for each in doubts(plain) if "full_page_writes=off" in each.why])
+            queue = Address(f"{plain}{'&' if '?' in plain else '?'}queue=orders")
+            assert "full_page_writes=off" in queue.facts().hazards[0].why
         finally:
             connection.exec_driver_sql("ALTER SYSTEM RESET full_page_writes")
             connection.exec_driver_sql("SELECT pg_reload_conf()")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 from onceward import AsyncConsumerTask, ConsumerTask, Onceward, Transaction
@@ -22,6 +24,15 @@ class AsyncBill(AsyncConsumerTask):
 
     async def process_transaction(self, transaction: Transaction, session: Any) -> None:
         await session.execute(INSERT, {"id": transaction.id, "amount": transaction.payload["amount"]})
+
+
+class Kills(Bill):
+    """Not fixed yet: some payloads still kill its process."""
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        if transaction.payload["amount"] == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().process_transaction(transaction, session)
 
 
 def make_bill() -> Bill:

@@ -72,7 +72,7 @@ def _change(
     letters: DeadLetters, draft: Draft, body: bytes, task_path: str, cause: str, operator: str, as_json: bool
 ) -> None:
     from onceward._sync import run_blocking
-    from onceward.app.rehearsal import PREDICTED, predict
+    from onceward.app.rehearsal import PREDICTED, predict_edit
     from onceward.cli.dlq.dry_run import build_task
     from onceward.deadletters.dry_run import check_consumer
 
@@ -83,7 +83,7 @@ def _change(
     engine: Any = letters.operations.ports.engine  # type: ignore[attr-defined]
     task = build_task(task_path, engine)
     check_consumer(task, f"--task {task_path}", letter.consumer)
-    (prediction,) = predict(task, [draft.transaction(body)], engine, True)
+    prediction = predict_edit(task, draft, body, engine)
     run_blocking(letters.operations.store_edit(draft, body, cause, operator, prediction))
     text = (
         f"Letter {letter.id} is edited. With the new payload it {PREDICTED[prediction.outcome]}. Redrive it with "

@@ -17,6 +17,7 @@ from onceward.connectors.reports import (
     CHECK_SERVER,
     Durability,
     Forgotten,
+    Hazard,
     Messages,
     Seen,
     ServerUnreachable,
@@ -39,9 +40,28 @@ def describe_server(address: Address) -> SourceFacts:
         with _connect(address) as connection:
             fsync = connection.exec_driver_sql("SHOW fsync").scalar_one()
             commit = connection.exec_driver_sql("SHOW synchronous_commit").scalar_one()
+            pages = connection.exec_driver_sql("SHOW full_page_writes").scalar_one()
+            unlogged = connection.exec_driver_sql(sql.UNLOGGED).scalars().all()
     except ServerUnreachable as error:
         return SourceFacts(redelivers=True, unreachable=(str(error),))
-    return SourceFacts(durability=_durability(str(fsync), str(commit)), redelivers=True)
+    return SourceFacts(
+        durability=_durability(str(fsync), str(commit)),
+        redelivers=True,
+        hazards=tuple(_hazards(str(pages), [str(each) for each in unlogged])),
+    )
+
+
+def _hazards(pages: str, unlogged: list[str]) -> Iterator[Hazard]:
+    if pages == "off":
+        yield Hazard(
+            "the queue's PostgreSQL runs with full_page_writes=off: a power cut may break pages of the queue",
+            "set full_page_writes = on in postgresql.conf",
+        )
+    if unlogged:
+        yield Hazard(
+            f"the queue has unlogged tables: {', '.join(unlogged)}; PostgreSQL empties them after a crash",
+            f"ALTER TABLE {unlogged[0]} SET LOGGED",
+        )
 
 
 def _durability(fsync: str, commit: str) -> Durability:
@@ -60,8 +80,8 @@ def _durability(fsync: str, commit: str) -> Durability:
         )
     return Durability(
         Survives.MACHINE_CRASH,
-        "the queue's PostgreSQL writes every message through to the disk before it confirms it; kill -9 and a power "
-        "cut lose nothing",
+        "the queue's PostgreSQL writes every message through to its files before it confirms it; if they are on a "
+        "disk, kill -9 and a power cut lose nothing",
     )
 
 

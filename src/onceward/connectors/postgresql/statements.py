@@ -197,3 +197,9 @@ ALL_PENDING = """
     UNION ALL SELECT body, enqueued_at, deliveries FROM {s}.onceward_queue_delayed WHERE queue = %s
 """
 ALL_DEAD = "SELECT body, enqueued_at FROM {s}.onceward_queue_dead_letters WHERE queue = %s"
+
+UNLOGGED = r"""
+    SELECT relname FROM pg_class
+    WHERE relpersistence = 'u' AND relname LIKE 'onceward\_queue\_%%' AND relkind = 'r' AND pg_table_is_visible(oid)
+    ORDER BY relname
+"""

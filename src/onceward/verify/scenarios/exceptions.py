@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from onceward._text import quantity
 from onceward.task.exceptions import UnrecordedError
 from onceward.verify import tables
+from onceward.verify.children import Hung
 from onceward.verify.faults import IN_EFFECTS, DeliveryBoundary, Fault, handler_faults
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery
@@ -87,6 +90,8 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
                 tuple(lines),
             )
         ]
+    if swallowed and fault.boundary is DeliveryBoundary.STATEMENT_FAILS and not fault.lasts:
+        return _if_it_lasts(trial, fault)
     if not swallowed and fault.boundary is DeliveryBoundary.EFFECT_FAILS:
         for event, effect in _called(trial.deliveries) - _called(deliveries):
             return [
@@ -107,6 +112,16 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
         if hasattr(trial.plan.consumer, "gets_deliveries"):
             text += ", or the handler does something else if event.deliveries is more than 1"
     return [Finding(text, (*lines, *map(str, failed)))]
+
+
+def _if_it_lasts(trial: Trial, fault: Fault) -> list[Finding]:
+    """The handler has tried again, with success. See whether it gives up without a word if that fails, too."""
+    lasting = msgspec.structs.replace(fault, lasts=True)
+    try:
+        run = trial.perform(lambda stage: deliver_all(stage, trial.plan.events, lasting))
+    except Hung:  # it tries for longer than a delivery may take here
+        return []
+    return _findings(trial, lasting, run)
 
 
 def _called(deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:

@@ -1,0 +1,69 @@
+"""A call in a fork of this process, which may die of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from onceward.errors import portable
+
+
+class ChildDied(Exception):
+    """The process ended without an answer; the message says how."""
+
+
+def call_in_child(function: Callable[[], Any], seconds: float) -> Any:
+    """Return what the function returns there, or raise what it raises. Raises `ChildDied` if there is no answer."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _answer(function, writer)
+    os.close(writer)
+    try:
+        answer = _read_all(reader, time.monotonic() + seconds)
+    finally:
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)  # it has answered, has ended, or never will
+        status = os.waitpid(pid, 0)[1]
+    if answer is None:
+        raise ChildDied(f"did not end within {seconds:g} s")
+    if not answer:
+        raise ChildDied(_ending(os.waitstatus_to_exitcode(status)))
+    result, error = pickle.loads(answer)
+    if error is not None:
+        raise error
+    return result
+
+
+def _answer(function: Callable[[], Any], writer: int) -> NoReturn:
+    try:
+        try:
+            answer = pickle.dumps((function(), None))
+        except Exception as error:  # noqa: BLE001  the caller raises it
+            answer = pickle.dumps((None, portable(error)))
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(answer)
+    finally:
+        os._exit(1)
+
+
+def _read_all(reader: int, until: float) -> bytes | None:
+    """Everything up to the end, or None if that does not come."""
+    found = b""
+    while True:
+        if not select.select([reader], [], [], max(until - time.monotonic(), 0))[0]:
+            return None
+        part = os.read(reader, 1 << 16)
+        if not part:
+            return found
+        found += part
+
+
+def _ending(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,45 @@
+"""A call in a fork, which may die of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from onceward._process.child import ChildDied, call_in_child
+from onceward.errors import ConfigurationError, OncewardError
+
+
+def test_what_it_returns_or_raises_comes_back() -> None:
+    here = os.getpid()
+    assert call_in_child(lambda: (os.getppid(), "x" * 200_000), 30) == (here, "x" * 200_000)
+
+    def fails() -> Any:
+        raise ConfigurationError("no")
+
+    with pytest.raises(ConfigurationError, match="no"):
+        call_in_child(fails, 30)
+
+    def fails_strangely() -> Any:
+        class Odd(Exception): ...
+
+        raise Odd("only here")
+
+    with pytest.raises(OncewardError, match="Odd: only here"):
+        call_in_child(fails_strangely, 30)
+
+
+@pytest.mark.parametrize(
+    ("function", "how"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: os._exit(3), "ended with exit code 3"),
+        (lambda: time.sleep(60), "did not end within 0.2 s"),
+    ],
+)
+def test_a_process_that_dies_is_only_reported(function: Any, how: str) -> None:
+    with pytest.raises(ChildDied, match=how):
+        call_in_child(function, 0.2 if "0.2" in how else 30)
