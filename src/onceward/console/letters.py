@@ -177,6 +177,7 @@ async def letter(request: Request) -> Response:
     return console.page(
         request,
         "letter.html",
+        owner=consumer,
         trace_url=trace.replace("{trace_id}", found.trace_id) if trace and found.trace_id else None,
         shown={"consumer": found.consumer, "ids": str(found.id), "status": "open"},
         may_act=allow(request, Role.OPERATOR),

@@ -35,6 +35,8 @@ def environment() -> Environment:
         "clock": clock,
         "count": count,
         "duration": duration,
+        "in_contract": in_contract,
+        "in_policy": in_policy,
         "in_words": quantity,
         "pretty": pretty,
         "probe": probe,
@@ -64,7 +66,24 @@ def count(value: float | None, unit: str = "") -> str:
 def rate(value: float | None) -> str:
     if value is None:
         return "unknown"
-    return f"{value:,.1f}/s" if value < 100 else f"{value:,.0f}/s"
+    return f"{value:,.1f}/s" if 0 < value < 100 else f"{value:,.0f}/s"
+
+
+def in_contract(value: Any, name: str) -> str:
+    """A field of a contract, with its unit unless its name has it."""
+    if value is None or value == [] or value == {}:
+        return "–"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if name in ("gap_timeout", "lease", "tolerates"):
+        return brief(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def in_policy(value: Any, name: str) -> str:
+    """A field of a policy or the source. Durations are seconds, and stay as they are written in a file."""
+    is_time = name.rpartition(".")[2] in ("timeout", "transaction_timeout", "backoff", "backoff_cap")
+    return f"{value:g} s" if is_time and isinstance(value, int | float) else str(value)
 
 
 def size(value: float | None) -> str:
