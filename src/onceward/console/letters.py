@@ -22,6 +22,7 @@ from onceward.connectors.codec import DecodeError
 from onceward.console.access import Role
 from onceward.console.consumers import hides_keys
 from onceward.console.guard import allow
+from onceward.console.look import pretty
 from onceward.console.redaction import HIDDEN
 from onceward.deadletters import Category, DeadLetter, Filter, Rca, Status
 from onceward.deadletters.dry_run import Prediction
@@ -201,13 +202,20 @@ def payload_of(backstage: Backstage, draft: Draft, whole: bool) -> dict[str, Any
     except DecodeError as error:
         shown = draft.current[:LONGEST_PAYLOAD].decode("utf-8", "replace") if whole else HIDDEN
         return {"payload": shown, "metadata": {}, "unreadable": str(error), "editable": False}
-    hide = backstage.redaction.of
-    payload = transaction.payload if whole else hide(transaction.payload)
+    try:
+        hide = backstage.redaction.of
+        text = pretty(transaction.payload if whole else hide(transaction.payload))
+        metadata = dict(transaction.metadata) if whole else hide(dict(transaction.metadata))
+        is_small = len(text) <= LONGEST_PAYLOAD
+        editable = is_small and is_json(transaction.payload) and draft.letter.status is Status.OPEN
+    except RecursionError:
+        return {"payload": HIDDEN, "metadata": {}, "unreadable": "it is nested too deep", "editable": False}
+    large = None if is_small else f"It is large: these are its first {LONGEST_PAYLOAD:,} characters."
     return {
-        "payload": payload,
-        "metadata": dict(transaction.metadata) if whole else hide(dict(transaction.metadata)),
-        "unreadable": None,
-        "editable": is_json(transaction.payload) and draft.letter.status is Status.OPEN,
+        "payload": text[:LONGEST_PAYLOAD],
+        "metadata": metadata,
+        "unreadable": large,
+        "editable": editable,
     }
 
 
@@ -222,7 +230,10 @@ async def edit(request: Request) -> Response:
 
     def read() -> dict[str, Any]:
         draft = run_blocking(backstage.letters.operations.draft(number))
-        shown = payload_of(backstage, draft, allow(request, Role.ADMIN))
+        shown = payload_of(backstage, draft, whole=False)
+        if not shown["editable"]:
+            why = shown["unreadable"] or "it is not open, or its payload is not JSON"
+            raise ConfigurationError(f"letter {number} cannot be edited here: {why}")
         return {"letter": draft.letter, "prediction": None, "done": False, **shown}
 
     def change() -> dict[str, Any]:
@@ -233,7 +244,7 @@ async def edit(request: Request) -> Response:
         body = draft.with_payload(edited)
         found: dict[str, Any] = {
             "letter": draft.letter,
-            "payload": backstage.redaction.of(edited),
+            "payload": pretty(backstage.redaction.of(edited)),
             "done": False,
         }
         if not draft.changes(body):
@@ -251,7 +262,9 @@ async def edit(request: Request) -> Response:
     if values["done"]:
         return console.go(request, f"/letters/{number}", "edited")
     given = {"cause": str(form.get("cause", "")), "text": str(form.get("payload", "")), "problem": None}
-    return console.page(request, "edit.html", words=PREDICTED, **{**given, **values})
+    return console.page(
+        request, "edit.html", words=PREDICTED, hide=backstage.redaction.of, **{**given, **values}
+    )
 
 
 # ── what operators do with a set ────────────────────────────────────────────────────────────────────────

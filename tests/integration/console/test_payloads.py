@@ -1,0 +1,76 @@
+"""Payloads of dead letters that a page cannot show as they are, or must not."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from onceward import Onceward
+from onceward.connectors.codec import encode
+from onceward.console import create
+from onceward.deadletters import Burial, Category, DeadLetters
+from onceward.inbox import Inbox
+from onceward.transaction import Transaction
+from tests.integration.console.test_access import Browser, Shop
+
+
+def nested(levels: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+@pytest.mark.req("UI-17")
+def test_a_payload_that_is_too_large_or_too_deep_does_not_keep_its_letter_from_being_shown(
+    tmp_path: Path,
+) -> None:
+    shop = Shop(tmp_path)
+    shop.bury("large", text="x" * 3_000_000)
+    shop.bury("deep", deep=nested(700))
+    browser = shop.client()
+    large = browser.get("/letters/1")
+    assert (large.status_code, len(large.content) < 200_000) == (200, True)
+    assert "these are its first 100,000 characters" in large.text
+    assert "nested too deep" in browser.get("/letters/2").text
+    for number in (1, 2):
+        assert "/edit" not in browser.get(f"/letters/{number}").text
+        assert browser.get(f"/letters/{number}/edit").status_code == 400
+
+
+@pytest.mark.req("UI-14")
+def test_an_edit_shows_no_hidden_value_neither_of_the_payload_nor_of_rows(tmp_path: Path) -> None:
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+    contract = Shop(tmp_path).contract
+
+    @app.consumer(f"sqlite:///{tmp_path}/orders.db", contract=contract)
+    def charge(order: dict[str, Any], session: Any) -> None:
+        session.execute("INSERT INTO bills (id, iban) VALUES (:id, :iban)", order)
+
+    engine = app.create_engine()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE bills (id TEXT PRIMARY KEY, iban TEXT)"))
+    letters = DeadLetters(engine)
+    Inbox(engine).register(contract)
+    sent = Transaction(id="a", payload={"id": "a", "iban": "DE00 SECRET"})
+    burial = Burial(
+        consumer="billing",
+        origin="here",
+        message_id="a",
+        body=encode(sent),
+        category=Category.BUSINESS,
+        reason="x",
+    )
+    letters.bury(burial)
+    browser = Browser(create(app), "127.0.0.1", "127.0.0.1")
+    page = browser.get("/letters/1/edit").text
+    assert "SECRET" not in page, "nor for an admin: that is a step of its own, which the audit records"
+    payload = '{"id": "b", "iban": "••• hidden"}'
+    tried = html.unescape(browser.post("/letters/1/edit", payload=payload, cause="x", do="try").text)
+    assert "it would succeed" in tried
+    assert "bills" in tried
+    assert "SECRET" not in tried
