@@ -28,6 +28,7 @@ from onceward.deadletters import Category, DeadLetter, Filter, Rca, Status
 from onceward.deadletters.dry_run import Prediction
 from onceward.deadletters.edits import Draft, is_json, parse
 from onceward.deadletters.redrive import HIGHEST_RATE, MOST, RATE
+from onceward.deadletters.row_watch import SMALL
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -293,12 +294,20 @@ async def dry_run(request: Request) -> Response:
         request,
         "_dry_run.html" if request.headers.get("hx-request") else "dry_run.html",
         predicted=predicted,
+        unread=too_large(list(predicted.values())),
+        small=SMALL,
         outcomes=outcomes,
         words=PREDICTED,
         hide=console.backstage.redaction.of,
         good=all(each.is_good for each in predicted.values()),
         tried=TRIED,
     )
+
+
+def too_large(predicted: list[Prediction]) -> list[str]:
+    """Tables that would change, but are too large to be compared."""
+    written = {one.table for each in predicted for one in each.statements if one.rows}
+    return sorted(written - {diff.table for each in predicted for diff in each.tables})
 
 
 async def redrive(request: Request) -> Response:

@@ -84,6 +84,7 @@ def row(backstage: Backstage, name: str) -> dict[str, Any]:
         "source": str(backstage.app.consumers[name].source),
         "letters_of": consumer_id(backstage.app.consumers[name]),
         "state": state,
+        "pause": None if holds is None else holds.pause_of(backstage.app.consumers[name]),
         "down": [
             (shown(subject), each)
             for subject, each in holds.outages_of(backstage.app.consumers[name]).items()

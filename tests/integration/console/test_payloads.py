@@ -12,7 +12,10 @@ from sqlalchemy import text
 from onceward import Onceward
 from onceward.connectors.codec import encode
 from onceward.console import create
+from onceward.console.letters import too_large
 from onceward.deadletters import Burial, Category, DeadLetters
+from onceward.deadletters.dry_run import PredictedOutcome, Prediction
+from onceward.deadletters.row_watch import TableDiff, TableWrites
 from onceward.inbox import Inbox
 from onceward.transaction import Transaction
 from tests.integration.console.test_access import Browser, Shop
@@ -74,3 +77,12 @@ def test_an_edit_shows_no_hidden_value_neither_of_the_payload_nor_of_rows(tmp_pa
     assert "it would succeed" in tried
     assert "bills" in tried
     assert "SECRET" not in tried
+
+
+@pytest.mark.req("UI-25")
+def test_a_dry_run_says_which_tables_are_too_large_to_be_compared() -> None:
+    small = TableDiff("small", ({"id": 1},), ())
+    writes = TableWrites("small", "INSERT", 1, 1), TableWrites("large", "INSERT", 1, 2)
+    outcome = PredictedOutcome.SUCCEED
+    tried = Prediction(transaction_id="a", outcome=outcome, statements=writes, tables=(small,))
+    assert too_large([tried]) == ["large"]
