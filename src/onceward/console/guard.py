@@ -47,7 +47,7 @@ UNREADABLE = "The users of this console cannot be read; its log says why."
 FAILURES, WINDOW = 5, 60.0
 """Wrong passwords for a name, or from an address, within so many seconds; then both have to wait."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("onceward.run")
 
 Call = Callable[[Request], Awaitable[Response]]
 

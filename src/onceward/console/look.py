@@ -34,6 +34,7 @@ def environment() -> Environment:
         "brief": brief,
         "clock": clock,
         "count": count,
+        "details": details,
         "duration": duration,
         "in_contract": in_contract,
         "in_policy": in_policy,
@@ -67,6 +68,26 @@ def rate(value: float | None) -> str:
     if value is None:
         return "unknown"
     return f"{value:,.1f}/s" if 0 < value < 100 else f"{value:,.0f}/s"
+
+
+def details(given: Mapping[str, Any]) -> str:
+    """What an entry of the audit says, in words: `letters: 9,990, filter: consumer billing …`."""
+    said = []
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            text = ", ".join(f"{key} {_said(key, each)}" for key, each in value.items())
+        else:
+            text = _said(name, value)
+        said.append(f"{name.replace('_', ' ')}: {text}")
+    return " · ".join(said)
+
+
+def _said(name: str, value: Any) -> str:
+    if isinstance(value, float) and name == "until":
+        return clock(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def in_contract(value: Any, name: str) -> str:

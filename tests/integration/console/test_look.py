@@ -8,7 +8,7 @@ import pytest
 
 from onceward import Onceward
 from onceward.console.backstage import Backstage
-from onceward.console.look import in_contract, in_policy
+from onceward.console.look import details, in_contract, in_policy
 from onceward.console.overview import state_of
 
 
@@ -58,3 +58,15 @@ def test_a_contract_has_units(name: str, value: Any, shown: str) -> None:
 )
 def test_a_policy_has_units(name: str, value: Any, shown: str) -> None:
     assert in_policy(value, name) == shown
+
+
+@pytest.mark.req("UI-25")
+def test_an_entry_of_the_audit_is_words_with_a_time() -> None:
+    entry = {
+        "filter": {"consumer": "billing", "until": 1794961016.02},
+        "letters": 9990,
+        "fix_ref": "release 2",
+    }
+    assert details(entry) == (
+        "filter: consumer billing, until 2026-11-18 00:16:56 UTC · letters: 9,990 · fix ref: release 2"
+    )

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from onceward import Onceward
+from onceward import ExceptionCategory, Onceward, TransactionException
+from onceward.app.build import open_task
+from onceward.connectors import SqliteConnector
 from onceward.connectors.codec import encode
 from onceward.console import create
 from onceward.console.letters import too_large
-from onceward.deadletters import Burial, Category, DeadLetters
+from onceward.deadletters import Burial, Category, DeadLetters, Filter
 from onceward.deadletters.dry_run import PredictedOutcome, Prediction
 from onceward.deadletters.row_watch import TableDiff, TableWrites
 from onceward.inbox import Inbox
@@ -86,3 +88,28 @@ def test_a_dry_run_says_which_tables_are_too_large_to_be_compared() -> None:
     outcome = PredictedOutcome.SUCCEED
     tried = Prediction(transaction_id="a", outcome=outcome, statements=writes, tables=(small,))
     assert too_large([tried]) == ["large"]
+
+
+@pytest.mark.req("UI-26")
+@pytest.mark.parametrize("has_contract", [True, False])
+def test_a_letter_shows_where_the_code_was_that_failed(tmp_path: Path, has_contract: bool) -> None:
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+    queue = f"sqlite:///{tmp_path}/queue.db?on_failure=dead_letter"
+
+    def fail() -> None:
+        raise TransactionException("no <b>", category=ExceptionCategory.BUSINESS)  # here it was
+
+    if has_contract:
+        app.consumer(queue, contract=Shop(tmp_path).contract, name="charge")(lambda order, session: fail())
+    else:
+        app.consumer(queue, name="charge")(lambda order: fail())
+    with SqliteConnector(tmp_path / "queue.db") as source:
+        source.dispatch_transactions([Transaction(id="a", payload={"card": "4111"})])
+    with open_task(app, app.consumers.charge) as task:
+        task.consume_transactions()
+    letter = DeadLetters(app.create_engine()).find(Filter(status="open"), limit=1)[0]
+    assert "in fail" in (letter.history[-1].where or "")
+    assert "4111" not in (letter.history[-1].where or "")
+    page = Browser(create(app), "127.0.0.1", "127.0.0.1").get(f"/letters/{letter.id}").text
+    assert "# here it was" in page
+    assert "no &lt;b&gt;" in page
