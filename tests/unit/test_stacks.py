@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from onceward._process.stacks import FRAMES, coroutine_stack, thread_stack
+from onceward._process.stacks import FRAMES, coroutine_stack, error_stack, thread_stack
 from onceward._sync import run_blocking
+from onceward.task.exceptions import TransactionException
 
 pytestmark = pytest.mark.req("UI-18")
 
@@ -74,3 +75,27 @@ def test_a_coroutine_that_runs_has_the_stack_of_its_thread() -> None:
     awaited = handle()
     asyncio.run(awaited)
     assert "in handle" in found[0]
+
+
+@pytest.mark.req("UI-26")
+def test_the_stack_of_an_error_is_that_of_the_code_which_failed() -> None:
+    def divide(number: int) -> float:
+        return 1 / number
+
+    def fail() -> None:
+        try:
+            divide(0)
+        except ZeroDivisionError as error:
+            raise TransactionException("wrapped") from error
+
+    with pytest.raises(TransactionException) as raised:
+        fail()
+    found = error_stack(raised.value) or ""
+    assert "in fail" in found
+    cause = error_stack(raised.value.__cause__) or ""
+    assert "return 1 / number" in cause
+    wrapped = TransactionException("by the engine, which raises nothing")
+    wrapped.__cause__ = raised.value.__cause__
+    assert error_stack(wrapped) == cause
+    assert error_stack(TransactionException("never raised")) is None
+    assert error_stack(None) is None

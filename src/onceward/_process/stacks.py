@@ -1,4 +1,5 @@
-"""Where code is right now: the stack of a thread, or of a coroutine with all that it awaits, as text for operators."""
+"""Where code is right now, or was when it failed, as text for operators: the stack of a thread, of a coroutine with all
+that it awaits, or of an error. It has lines of code, and no values."""
 
 from __future__ import annotations
 
@@ -21,14 +22,30 @@ _THREADS = threading.__file__
 def thread_stack(ident: int) -> str:
     """The stack of a thread, from the first call that is not of the engine; empty if it has ended."""
     frame = sys._current_frames().get(ident)
-    return _format(list(_outwards(frame))[::-1])
+    return _format([(each, each.f_lineno) for each in _outwards(frame)][::-1])
 
 
 def coroutine_stack(awaited: Any, thread: int) -> str:
     """The stack of a coroutine that is suspended; if it runs, of the thread of its event loop."""
     if getattr(awaited, "cr_running", False):
         return thread_stack(thread)
-    return _format(list(_inwards(awaited)))
+    return _format([(each, each.f_lineno) for each in _inwards(awaited)])
+
+
+def error_stack(error: BaseException | None) -> str | None:
+    """Where the error, or the one that caused it, was raised outside of the engine; None if nowhere."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        frames = [(each, line) for each, line in traceback.walk_tb(error.__traceback__)]
+        if any(not _is_own(frame) for frame, _ in frames):
+            return _format(frames)
+        seen.add(id(error))
+        error = error.__cause__
+    return None
+
+
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((_OWN, _THREADS))
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -49,11 +66,10 @@ def _inwards(awaited: Any) -> Iterator[FrameType]:
             return
 
 
-def _format(frames: list[FrameType]) -> str:
-    """The innermost frames, without those of the engine around the handler."""
+def _format(frames: list[tuple[FrameType, int]]) -> str:
+    """The innermost frames, with their lines, without those of the engine around the handler."""
     outer = 0
-    while outer < len(frames) and frames[outer].f_code.co_filename.startswith((_OWN, _THREADS)):
+    while outer < len(frames) and _is_own(frames[outer][0]):
         outer += 1
-    chosen = (frames[outer:] or frames)[-FRAMES:]
-    lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in chosen).format()
+    lines = traceback.StackSummary.extract(iter((frames[outer:] or frames)[-FRAMES:])).format()
     return "".join(lines)[-LONGEST:].rstrip()

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 
+from onceward._process.stacks import error_stack
 from onceward.backoff import Backoff
 from onceward.connectors.codec import DecodeError, decode
 from onceward.connectors.patience import check_patience
@@ -223,6 +224,8 @@ class Failure(msgspec.Struct, frozen=True):
     error: str
     attempt: int | None = None
     category: str | None = None
+    where: str | None = None
+    """The stack of the handler when it failed, without values; None if it is not known."""
 
 
 class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +258,7 @@ class HistoryLine(msgspec.Struct, frozen=True):
     error: str = ""
     category: str | None = None
     kind: str | None = None
+    where: str | None = None
 
 
 _history_line = msgspec.json.Decoder(HistoryLine)
@@ -290,7 +294,9 @@ def read_dead_message(
         except (msgspec.DecodeError, ValueError):
             history.append(Failure(died.isoformat(), "a line of its history cannot be read"))
             continue
-        history.append(Failure(known.at.isoformat(), known.error, known.delivery, known.category))
+        history.append(
+            Failure(known.at.isoformat(), known.error, known.delivery, known.category, known.where)
+        )
         kind = known.kind
     return DeadMessage(
         transaction_id=(transaction_id and str(transaction_id)) if transaction is None else transaction.id,
@@ -341,6 +347,9 @@ def describe_failure(
     kind = breach_of(error)
     if kind is not None:
         line["kind"] = kind
+    where = error_stack(error)
+    if where is not None:
+        line["where"] = where.encode("utf-8", "backslashreplace").decode("utf-8")
     return category, text, msgspec.json.encode(line).decode() + "\n"
 
 

@@ -35,6 +35,8 @@ STATE_EVERY = 2.0
 """Seconds between two looks at the run."""
 CHECK_EVERY = 120.0
 """Seconds between two balances, at least; they read all messages of a source."""
+START_PATIENCE = 15.0
+"""Seconds that the first of them waits for a worker."""
 SHARE = 50
 """What the console asks is followed by a pause of so many times what it took, at least."""
 
@@ -129,6 +131,11 @@ class Backstage:
         """The consumer whose letters these are."""
         return next((each for each in self.app.consumers.values() if consumer_id(each) == letters_of), None)
 
+    def name_of(self, letters_of: str) -> str:
+        """What the app calls the consumer whose letters these are; another app may have it."""
+        found = self.consumer_of(letters_of)
+        return letters_of if found is None else found.name
+
     def task_of(self, letters_of: str) -> Any:
         """A task for dry runs. Raises ConfigurationError if there can be none."""
         consumer = self.consumer_of(letters_of)
@@ -157,6 +164,14 @@ class Backstage:
             for each in worker["consumers"]
             if each["consumer"] == consumer
         ]
+
+    def restarts(self, consumer: str) -> bool:
+        """Whether a worker that ran the consumer has ended, and its run starts another one."""
+        return any(
+            state["stage"] == "running" and worker["pid"] is None and consumer in worker.get("earlier", {})
+            for state in self.states
+            for worker in state["workers"]
+        )
 
     def workers(self) -> list[dict[str, Any]]:
         return [worker for state in self.states for worker in state["workers"]]
@@ -210,9 +225,17 @@ class Backstage:
         return checked
 
     def _check(self) -> None:
+        self._await_workers()
         for name in self.app.consumers:
             if not self._stopped.is_set():
                 self.check(name)
+
+    def _await_workers(self) -> None:
+        """The workers of a new run create its tables first; before, there is nothing to say about them."""
+        until = time.monotonic() + START_PATIENCE
+        while self._state is not None and time.monotonic() < until and not self._stopped.wait(0.2):
+            if any(worker.get("ready") for worker in self.workers()):
+                return
 
     def _repeat(self, work: Callable[[], object], every: float, share: float) -> None:
         def loop() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hmac
 import inspect
+import logging
 import secrets
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from onceward.console.access import Access, Role, User, is_loopback, local_user, names_loopback
 from onceward.console.users import SESSION_SECONDS
+from onceward.errors import ConfigurationError
 
 SESSION, TOKEN = "onceward_session", "onceward_csrf"
 FIELD = "csrf"
@@ -40,8 +42,12 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 MOST_FIELDS = 1000
+UNREADABLE = "The users of this console cannot be read; its log says why."
+"""Without the place of their file: people who are not logged in see it, too."""
 FAILURES, WINDOW = 5, 60.0
 """Wrong passwords for a name, or from an address, within so many seconds; then both have to wait."""
+
+_log = logging.getLogger("onceward.run")
 
 Call = Callable[[Request], Awaitable[Response]]
 
@@ -70,15 +76,18 @@ class ConsoleGuard:
     async def _refuse(self, request: Request) -> Response | None:
         """Return why not; None to go on."""
         path = path_of(request)
-        if self._access.is_open:
-            client = request.client.host if request.client is not None else None
-            if not is_loopback(client) or not names_loopback(request.headers.get("host", "")):
-                return PlainTextResponse(
-                    "This console knows no users, so it answers this machine alone, under localhost or 127.0.0.1.\n",
-                    403,
-                )
+        is_local = is_loopback(client_of(request)) and names_loopback(request.headers.get("host", ""))
+        if self._access.is_open and not is_local:
+            return PlainTextResponse(
+                "This console knows no users, so it answers this machine alone, under localhost or 127.0.0.1.\n",
+                403,
+            )
         self._give_token(request)
-        request.state.user = user = await self._user(request)
+        try:
+            request.state.user = user = await self._user(request)
+        except ConfigurationError as error:
+            _log.error("%s", error)
+            return PlainTextResponse(f"{UNREADABLE}\n", 503)
         if user is None and not path.startswith(OPEN):
             return self._ask_to_log_in(request)
         if request.method not in SAFE:
@@ -101,9 +110,8 @@ class ConsoleGuard:
         if access.authenticate is not None:
             found = access.authenticate(request)
             return await found if inspect.isawaitable(found) else found
-        client = request.client.host if request.client is not None else None
         name = request.headers.get(access.header or "", "").strip()
-        if not name or not access.is_trusted_proxy(client):
+        if not name or not access.is_trusted_proxy(peer_of(request)):
             return None
         role = request.headers.get(access.role_header, "").strip() if access.role_header else ""
         return User(name[:64], Role.__members__.get(role.upper(), Role.VIEWER))
@@ -120,11 +128,14 @@ class ConsoleGuard:
         users = self._access.users
         if users is None:
             return "this console has no users of its own"
-        client = request.client.host if request.client is not None else ""
-        keys = (f"name {name[:64]}", f"address {client}")
+        keys = (f"name {name[:64]}", f"address {client_of(request)}")
         if wait := max(map(self._wait, keys)):
             return f"too many wrong passwords; try again in {wait:.0f} s"
-        user = await run_in_threadpool(users.check, name, password)
+        try:
+            user = await run_in_threadpool(users.check, name, password)
+        except ConfigurationError as error:
+            _log.error("%s", error)
+            return UNREADABLE
         if user is None:
             for key in keys:
                 self._failures.setdefault(key, deque(maxlen=FAILURES)).append(time.monotonic())
@@ -172,7 +183,10 @@ class ConsoleGuard:
         origin = request.headers.get("origin")
         foreign = origin is not None and origin.partition("://")[2] != host
         if foreign or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return PlainTextResponse("This form was sent by another site.\n", 403)
+            return PlainTextResponse(
+                "This form was sent by another site, or a proxy changed the Host header; it has to pass it on.\n",
+                403,
+            )
         body = (await request.body()).decode("utf-8", "replace")
         try:
             request.state.form = form = dict(
@@ -195,7 +209,7 @@ class ConsoleGuard:
             value,
             max_age=seconds,
             path=_cookie_path(request),
-            secure=request.url.scheme == "https",
+            secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto")),
             httponly=True,
             samesite="strict",
         )
@@ -208,6 +222,18 @@ def _is_number(text: str) -> bool:
 def allow(request: Request, role: Role) -> bool:
     user: Any = getattr(request.state, "user", None)
     return user is not None and user.role >= role
+
+
+def peer_of(request: Request) -> str:
+    """The address that the connection comes from."""
+    return request.client.host if request.client is not None else ""
+
+
+def client_of(request: Request) -> str:
+    """The address of the browser: a proxy on this machine names it last, and from others it would be a claim."""
+    forwarded = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+    peer = peer_of(request)
+    return forwarded if forwarded and is_loopback(peer) else peer
 
 
 def path_of(request: Request) -> str:

@@ -22,11 +22,13 @@ from onceward.connectors.codec import DecodeError
 from onceward.console.access import Role
 from onceward.console.consumers import hides_keys
 from onceward.console.guard import allow
+from onceward.console.look import pretty
 from onceward.console.redaction import HIDDEN
 from onceward.deadletters import Category, DeadLetter, Filter, Rca, Status
 from onceward.deadletters.dry_run import Prediction
 from onceward.deadletters.edits import Draft, is_json, parse
 from onceward.deadletters.redrive import HIGHEST_RATE, MOST, RATE
+from onceward.deadletters.row_watch import SMALL
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -177,6 +179,7 @@ async def letter(request: Request) -> Response:
     return console.page(
         request,
         "letter.html",
+        owner=consumer,
         trace_url=trace.replace("{trace_id}", found.trace_id) if trace and found.trace_id else None,
         shown={"consumer": found.consumer, "ids": str(found.id), "status": "open"},
         may_act=allow(request, Role.OPERATOR),
@@ -200,13 +203,20 @@ def payload_of(backstage: Backstage, draft: Draft, whole: bool) -> dict[str, Any
     except DecodeError as error:
         shown = draft.current[:LONGEST_PAYLOAD].decode("utf-8", "replace") if whole else HIDDEN
         return {"payload": shown, "metadata": {}, "unreadable": str(error), "editable": False}
-    hide = backstage.redaction.of
-    payload = transaction.payload if whole else hide(transaction.payload)
+    try:
+        hide = backstage.redaction.of
+        text = pretty(transaction.payload if whole else hide(transaction.payload))
+        metadata = dict(transaction.metadata) if whole else hide(dict(transaction.metadata))
+        is_small = len(text) <= LONGEST_PAYLOAD
+        editable = is_small and is_json(transaction.payload) and draft.letter.status is Status.OPEN
+    except RecursionError:
+        return {"payload": HIDDEN, "metadata": {}, "unreadable": "it is nested too deep", "editable": False}
+    large = None if is_small else f"It is large: these are its first {LONGEST_PAYLOAD:,} characters."
     return {
-        "payload": payload,
-        "metadata": dict(transaction.metadata) if whole else hide(dict(transaction.metadata)),
-        "unreadable": None,
-        "editable": is_json(transaction.payload) and draft.letter.status is Status.OPEN,
+        "payload": text[:LONGEST_PAYLOAD],
+        "metadata": metadata,
+        "unreadable": large,
+        "editable": editable,
     }
 
 
@@ -221,7 +231,10 @@ async def edit(request: Request) -> Response:
 
     def read() -> dict[str, Any]:
         draft = run_blocking(backstage.letters.operations.draft(number))
-        shown = payload_of(backstage, draft, allow(request, Role.ADMIN))
+        shown = payload_of(backstage, draft, whole=False)
+        if not shown["editable"]:
+            why = shown["unreadable"] or "it is not open, or its payload is not JSON"
+            raise ConfigurationError(f"letter {number} cannot be edited here: {why}")
         return {"letter": draft.letter, "prediction": None, "done": False, **shown}
 
     def change() -> dict[str, Any]:
@@ -232,7 +245,7 @@ async def edit(request: Request) -> Response:
         body = draft.with_payload(edited)
         found: dict[str, Any] = {
             "letter": draft.letter,
-            "payload": backstage.redaction.of(edited),
+            "payload": pretty(backstage.redaction.of(edited)),
             "done": False,
         }
         if not draft.changes(body):
@@ -250,7 +263,9 @@ async def edit(request: Request) -> Response:
     if values["done"]:
         return console.go(request, f"/letters/{number}", "edited")
     given = {"cause": str(form.get("cause", "")), "text": str(form.get("payload", "")), "problem": None}
-    return console.page(request, "edit.html", words=PREDICTED, **{**given, **values})
+    return console.page(
+        request, "edit.html", words=PREDICTED, hide=backstage.redaction.of, **{**given, **values}
+    )
 
 
 # ── what operators do with a set ────────────────────────────────────────────────────────────────────────
@@ -279,12 +294,20 @@ async def dry_run(request: Request) -> Response:
         request,
         "_dry_run.html" if request.headers.get("hx-request") else "dry_run.html",
         predicted=predicted,
+        unread=too_large(list(predicted.values())),
+        small=SMALL,
         outcomes=outcomes,
         words=PREDICTED,
         hide=console.backstage.redaction.of,
         good=all(each.is_good for each in predicted.values()),
         tried=TRIED,
     )
+
+
+def too_large(predicted: list[Prediction]) -> list[str]:
+    """Tables that would change, but are too large to be compared."""
+    written = {one.table for each in predicted for one in each.statements if one.rows}
+    return sorted(written - {diff.table for each in predicted for diff in each.tables})
 
 
 async def redrive(request: Request) -> Response:

@@ -34,7 +34,10 @@ def environment() -> Environment:
         "brief": brief,
         "clock": clock,
         "count": count,
+        "details": details,
         "duration": duration,
+        "in_contract": in_contract,
+        "in_policy": in_policy,
         "in_words": quantity,
         "pretty": pretty,
         "probe": probe,
@@ -64,7 +67,44 @@ def count(value: float | None, unit: str = "") -> str:
 def rate(value: float | None) -> str:
     if value is None:
         return "unknown"
-    return f"{value:,.1f}/s" if value < 100 else f"{value:,.0f}/s"
+    return f"{value:,.1f}/s" if 0 < value < 100 else f"{value:,.0f}/s"
+
+
+def details(given: Mapping[str, Any]) -> str:
+    """What an entry of the audit says, in words: `letters: 9,990, filter: consumer billing …`."""
+    said = []
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            text = ", ".join(f"{key} {_said(key, each)}" for key, each in value.items())
+        else:
+            text = _said(name, value)
+        said.append(f"{name.replace('_', ' ')}: {text}")
+    return " · ".join(said)
+
+
+def _said(name: str, value: Any) -> str:
+    if isinstance(value, float) and name == "until":
+        return clock(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def in_contract(value: Any, name: str) -> str:
+    """A field of a contract, with its unit unless its name has it."""
+    if value is None or value == [] or value == {}:
+        return "–"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if name in ("gap_timeout", "lease", "tolerates"):
+        return brief(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def in_policy(value: Any, name: str) -> str:
+    """A field of a policy or the source. Durations are seconds, and stay as they are written in a file."""
+    is_time = name.rpartition(".")[2] in ("timeout", "transaction_timeout", "backoff", "backoff_cap")
+    return f"{value:g} s" if is_time and isinstance(value, int | float) else str(value)
 
 
 def size(value: float | None) -> str:

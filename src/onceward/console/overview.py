@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from onceward.app.build import consumer_id
 from onceward.console.history import ConsumerHistory
+from onceward.failures.board import shown
 
 if TYPE_CHECKING:
     from onceward.console.backstage import Backstage
@@ -77,11 +78,19 @@ def row(backstage: Backstage, name: str) -> dict[str, Any]:
     dead = backstage.samples.dead(name)
     known = backstage.samples.database.current is not None
     balance = checked.balance if checked is not None else None
+    holds, state = backstage.holds, state_of(backstage, name, status)
     return {
         "name": name,
         "source": str(backstage.app.consumers[name].source),
         "letters_of": consumer_id(backstage.app.consumers[name]),
-        "state": state_of(backstage, name, status),
+        "state": state,
+        "pause": None if holds is None else holds.pause_of(backstage.app.consumers[name]),
+        "down": [
+            (shown(subject), each)
+            for subject, each in holds.outages_of(backstage.app.consumers[name]).items()
+        ]
+        if holds is not None and state == "outage"
+        else [],
         "problem": next((each["problem"] for each in status if each["problem"]), None)
         or (reading.problem if reading is not None else None),
         "held": next((each["held"] for each in status if each.get("held")), None),
@@ -114,7 +123,9 @@ def state_of(backstage: Backstage, name: str, status: list[dict[str, Any]]) -> s
         holds, consumer = backstage.holds, backstage.app.consumers[name]
         if holds is not None and holds.pause_of(consumer) is not None:
             return "paused"
-        return "not running" if backstage.knows_runs else "unknown"
+        if not backstage.knows_runs:
+            return "unknown"
+        return "restarting" if backstage.restarts(name) else "not running"
     found = {_word(each) for each in status}
     return next(state for state in STATES if state in found)
 

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from onceward.console.site import Console
 
 LISTED = 100
+MEANING = {
+    "ready": "published next",
+    "delayed": "sent for later",
+    "held": "being published, or failed and tried again",
+    "behind": "wait for an earlier one of their key",
+    "published": "at their target",
+    "dead": "given up, dead letters soon",
+    "moved": "now dead letters",
+}
+"""What the states of a message in the outbox mean."""
 
 
 async def outbox(request: Request) -> Response:
@@ -31,7 +41,7 @@ async def outbox(request: Request) -> Response:
 
     values = await run_in_threadpool(read)
     may_act = allow(request, Role.OPERATOR)
-    return console.page(request, "outbox.html", states=STATES, state=state, may_act=may_act, **values)
+    return console.page(request, "outbox.html", meaning=MEANING, state=state, may_act=may_act, **values)
 
 
 async def retry(request: Request) -> Response:

@@ -72,6 +72,7 @@ class Console:
             "csrf": request.state.token,
             "env": self.backstage.app.settings.env,
             "has_database": self.backstage.has_database,
+            "named": self.backstage.name_of,
             "may_log_out": self.access.users is not None,
             "note": _note(request.query_params.get("note", "")),
             "path": str(request.scope["path"]).removeprefix(root),
@@ -302,6 +303,7 @@ async def serve(site: Starlette, host: str, port: int) -> AsyncIterator[str]:
         access_log=False,
         lifespan="off",
         server_header=False,
+        proxy_headers=False,  # they replace the address of the connection, which says whether a header is trusted
         timeout_graceful_shutdown=1,
     )
     server = Server(config)

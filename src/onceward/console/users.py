@@ -112,11 +112,10 @@ class UsersFile:
         if (
             line is None
             or not session.isascii()
-            or not expires.isdigit()
-            or int(expires) < (time.time() if now is None else now)
+            or not hmac.compare_digest(signature, self._sign(text, line))
         ):
             return None
-        return line.user if hmac.compare_digest(signature, self._sign(text, line)) else None
+        return line.user if int(expires) >= (time.time() if now is None else now) else None
 
     @staticmethod
     def _sign(text: str, line: UserLine) -> str:

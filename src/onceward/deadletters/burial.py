@@ -13,6 +13,7 @@ import msgspec
 from opentelemetry import trace
 
 from onceward._ids import same_id
+from onceward._process.stacks import error_stack
 from onceward._secrets import mask_shown
 from onceward._text import storable
 from onceward.connectors.codec import DecodeError, encode_with
@@ -94,7 +95,10 @@ class Burial(msgspec.Struct, frozen=True, kw_only=True):
                 settle(self, field, storable(getattr(self, field))[:LONGEST_ID])
         history: tuple[Failure, ...] = ()
         for each in self.history:
-            history += (Failure(each.at, storable(redact_shown(each.error)), each.attempt, each.category),)
+            where = None if each.where is None else storable(each.where)
+            history += (
+                Failure(each.at, storable(redact_shown(each.error)), each.attempt, each.category, where),
+            )
         settle(self, "history", history)
 
 
@@ -120,7 +124,8 @@ def burial_of(
     event, fields = _event_of(thing)
     message_id, body = _identify(thing, event)
     now = datetime.now(UTC).isoformat()
-    history = history or (Failure(now, text, number, str(category)),)
+    where = None if isinstance(error, str) else error_stack(error)
+    history = history or (Failure(now, text, number, str(category), where),)
     return Burial(
         consumer=consumer,
         message_id=message_id,

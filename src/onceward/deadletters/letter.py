@@ -136,7 +136,7 @@ def from_row(row: dict[str, Any]) -> DeadLetter:
         attempts=row["attempts"],
         deaths=row["deaths"],
         history=tuple(
-            Failure(each.at, redact(each.error), each.attempt, each.category)
+            Failure(each.at, redact(each.error), each.attempt, each.category, each.where)
             for each in decode_history(row["history"])
         ),
         trace_id=row["trace_id"],

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from onceward._process.stacks import error_stack
 from onceward._text import storable
 from onceward.connectors.codec import DecodeError
 from onceward.connectors.lease_rules import MOST_LOST, Failure
@@ -147,7 +148,8 @@ def _end(
             error = settlement.error
             category = category_for(transaction, store, event, category_of_error(error))
             text = "" if error is None else storable(redact(str(error)))
-            _die(transaction, rows, row, category, "failed again", text)
+            where = error_stack(error)
+            _die(transaction, rows, row, category, "failed again", text, where=where and storable(where))
     return None if row is None else str(row["message_id"])
 
 
@@ -189,6 +191,7 @@ def _die(
     reason: str,
     line: str,
     error: str | None = None,
+    where: str | None = None,
 ) -> None:
     """Reopen it, and the root cause that was thought to be fixed. `line` goes into its history, and is its error unless
     another is given."""
@@ -200,7 +203,7 @@ def _die(
         reason=reason,
         error=line if error is None else error,
         group=group_of(line if error is None else error),
-        history=_extend_history(transaction, rows, row, line, str(category)),
+        history=_extend_history(transaction, rows, row, line, str(category), where),
         keep_until=rows.now(transaction) + KEPT_SECONDS,
     )
     rows.run(transaction, _COUNT_DEATH, id=row["id"])
@@ -208,10 +211,15 @@ def _die(
 
 
 def _extend_history(
-    transaction: DbTransaction, rows: Sql, row: dict[str, Any], error: str, category: str | None = None
+    transaction: DbTransaction,
+    rows: Sql,
+    row: dict[str, Any],
+    error: str,
+    category: str | None = None,
+    where: str | None = None,
 ) -> str:
     at = moment(rows.now(transaction)).isoformat()
-    failure = Failure(at, error, row["attempts"] + 1, category)
+    failure = Failure(at, error, row["attempts"] + 1, category, where)
     return msgspec.json.encode((*decode_history(row["history"]), failure)).decode()
 
 

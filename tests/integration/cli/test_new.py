@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +99,14 @@ def test_as_it_is_orders_are_placed_and_charged_once_and_traced(project: Path) -
     assert " succeeded " in reported.splitlines()[1]
     for name in ("start_producing", "in the source", "start_processing", "consumer shop-charge"):
         assert name in reported
+
+
+def test_its_run_serves_the_console(project: Path) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "run", "PYTHON=python"], cwd=project, capture_output=True, text=True, check=True
+    )
+    assert "onceward run shop.app:app --console 127.0.0.1:8090\n" in done.stdout
+    assert "console" in tomllib.loads((project / "pyproject.toml").read_text())["project"]["dependencies"][2]
 
 
 def test_orders_that_cannot_be_placed_are_no_success(project: Path) -> None:

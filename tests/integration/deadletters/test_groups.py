@@ -14,6 +14,7 @@ pytestmark = pytest.mark.req("CC-083")
 
 UUID = "3fa85f64-5717-4562-b3fc-2c963f66afa6"
 KINDS = {
+    "no account of u1@shop.example or ann+x@mail.shop.example": "no account of <email> or <email>",
     "order ORD4711 of user42: HTTP404, not UTF8 or sha256": "order <id> of <id>: HTTP404, not UTF8 or sha256",
     "SYSTEM [o1]: ConnectionError: ledger 10.0.0.7:5432 is down": "ledger <number>:<number> is down",
     f"SYSTEM [{UUID}]: ValueError: order {UUID} of 2026-01-01T10:00:00.5Z": "order <uuid> of <time>",
