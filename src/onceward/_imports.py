@@ -10,6 +10,10 @@ from types import ModuleType
 from typing import Any
 
 
+class EndedBySignal(SystemExit):
+    """A signal ends the process, perhaps while a module is imported: that is not the module's doing."""
+
+
 def import_name(path: str) -> Any:
     """Import `module:name`, also from the working directory, as `python -m` does. Raises ConfigurationError."""
     from onceward.errors import ConfigurationError
@@ -47,6 +51,8 @@ def _import_module(module: str) -> ModuleType:
         raise ConfigurationError(f"{module} cannot be imported: {error}{_where(error)}") from None
     except ImportError as error:
         raise ConfigurationError(f"{module} cannot be imported: {error}{_where(error)}") from None
+    except EndedBySignal:
+        raise
     except SystemExit as error:  # a command would end with its code, as if it had done its work
         raise ConfigurationError(
             f"{module} cannot be imported: it ends the process ({error!r}){_where(error)}; put what a module does when "

@@ -93,7 +93,15 @@ class Server:
             self._asked.discard(asked)
 
 
-ENCODED = {"append_fact": pb.AppendFactRequest, "append_facts": pb.AppendFactsRequest}
+REQUESTS = {
+    "append_fact": pb.AppendFactRequest,
+    "append_facts": pb.AppendFactsRequest,
+    "fetch_facts": pb.FetchFactsRequest,
+    "confirm_receipt": pb.ConfirmReceiptRequest,
+    "get_object": pb.GetObjectRequest,
+    "put_object": pb.PutObjectRequest,
+    "remove_consumer": pb.RemoveConsumerRequest,
+}
 
 
 class SimulatedLoads(AsyncLoads):
@@ -123,8 +131,7 @@ class SimulatedPort:
         return await self.ask(method, request)
 
     async def ask(self, method: str, request: Any, grace: float = 0.0) -> Any:
-        if method in ENCODED:
-            request = ENCODED[method].from_binary(request.to_binary())
+        request = REQUESTS[method].from_binary(request.to_binary())
         try:
             await self._wire.send(self._process, self._server.name, method)
             reply = await self._server.answer(method, request)

@@ -20,8 +20,9 @@ PAGE = (ROOT / "SECURITY.md").read_text()
 PICKLERS = {"pickle", "marshal", "shelve", "yaml", "multiprocessing", "multiprocessing.connection"}
 """Modules that can make code of data, also `Connection.recv`."""
 PICKLED = {
+    "_process/child.py",  # answers of our own forks, over a pipe
     "errors.py",  # copies of our own errors
-    "verify/children.py",  # answers of our own forks, over a pipe
+    "verify/children.py",  # the same
     "verify/fleet.py",  # the same, one for each consumer
     "verify/interpreter.py",  # questions of the verification that started it, over a socket in a private folder
     "verify/interpreters.py",  # its answers

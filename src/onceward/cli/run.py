@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from onceward._imports import EndedBySignal
 from onceward.cli.completion import envs
 from onceward.cli.exit import App, LogFormat, flag, option, refuse
 from onceward.errors import ConfigurationError
@@ -209,7 +210,7 @@ def _exit_on_signal() -> Iterator[None]:
     """Imports take a while; a signal during them ends the command cleanly, because it cuts nothing off."""
 
     def leave(*_: object) -> NoReturn:
-        raise SystemExit(0)
+        raise EndedBySignal(0)
 
     before = {each: signal.signal(each, leave) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
