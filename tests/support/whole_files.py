@@ -42,9 +42,7 @@ class WholeFile(pytest.Item):
                 break
         self.session.items[place] = self
         if not tests:  # what the file before it shares with this one, but not with the next, ends here
-            for report in runtestprotocol(self, log=False, nextitem=following):
-                if report.failed:
-                    self.config.hook.pytest_runtest_logreport(report=report)
+            _run(self, following)
 
     def _collect(self) -> list[pytest.Item]:
         gc.disable()  # a fifth of the time, and nothing of it is garbage
@@ -75,8 +73,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    if not isinstance(item, WholeFile):
-        return None
-    item.run(nextitem)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    if isinstance(item, WholeFile):
+        item.run(nextitem)
+    else:
+        _run(item, nextitem)
     return True
+
+
+def _run(item: pytest.Item, following: pytest.Item | None) -> None:
+    """Of a test that passes, report one of five events: each takes time here, and in the process that counts them."""
+    for report in runtestprotocol(item, log=False, nextitem=following):
+        if not report.passed or (report.when == "call" and not isinstance(item, WholeFile)):
+            item.ihook.pytest_runtest_logreport(report=report)
