@@ -12,6 +12,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 MEMORY  = $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000000 { print "/dev/shm" }')
 # Tests start hundreds of processes: without cached bytecode, each of them compiles onceward.
 CACHED := env -u PYTHONDONTWRITEBYTECODE
+BY_FILE = $(CACHED) $(BIN)/python -m pytest -p tests.support.whole_files --dist loadscope --no-loadscope-reorder -o console_output_style=classic
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test browser lint bench bench-peers soak simulate campaign conformance reference proto hashes faces docs format clean
@@ -24,7 +25,7 @@ demo: $(CORE) ## Produce, consume, crash and balance thousands of orders (under 
 
 test: $(TEST) browser ## Run every test
 	@files=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/onceward-XXXXXX") && trap 'rm -rf "$$files"' EXIT && \
-	trap 'exit 130' INT TERM && TMPDIR=$$files $(CACHED) $(BIN)/python -m pytest -n 6 --dist loadscope --no-loadscope-reorder $(PYTEST)
+	trap 'exit 130' INT TERM && TMPDIR=$$files $(BY_FILE) -n 6 $(PYTEST)
 
 # The tests of the console drive an installed Chromium or Chrome, or the one that ONCEWARD_TEST_BROWSER names.
 browser:
@@ -57,7 +58,7 @@ bench-peers: $(TEST) ## Measure other task queues beside onceward, in an environ
 	@$(if $(PEERS),,$(BIN)/python -m bench.peers.postgresql --python $(VENV)/peers/bin/python)
 
 soak: $(TEST) ## Run the long tests, draw new examples, then abuse the engine at random for 20 minutes (MINUTES=20)
-	@$(CACHED) $(BIN)/python -m pytest -n 4 --dist loadscope -m 'long or hypothesis' --hypothesis-profile explore
+	@$(BY_FILE) -n 4 -m 'long or hypothesis' --hypothesis-profile explore
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20)
 
 simulate: $(TEST) ## Run the real code on simulated time, wires and crashes (SEEDS=1000 SEED=0, or PLANTED=1)

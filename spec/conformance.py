@@ -6,6 +6,7 @@ import ast
 import sys
 import tomllib
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,11 +49,13 @@ def pending() -> set[str]:
     return set(tomllib.loads((ROOT / "spec" / "pending.toml").read_text("utf-8"))["pending"])
 
 
+@cache
 def claims() -> dict[str, set[str]]:
     """The test files that claim each id with `@pytest.mark.req(…)`."""
     found: dict[str, set[str]] = defaultdict(set)
     for file in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "src").rglob("*.py")]:
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        text = file.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if "pytest.mark.req(" in text else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.req":
                 for argument in node.args:
                     if isinstance(argument, ast.Constant):

@@ -5,7 +5,6 @@ Also records which requirements passed, and fails the suite if one that should p
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -35,7 +34,6 @@ import_module("typer.rich_utils")
 # Modules ask for these as plugins; others may import them before.
 pytest.register_assert_rewrite("tests.support.databases", "tests.support.deadletters.site")
 
-CLAIMED = pytest.StashKey[set[str]]()
 REQUIREMENT = "requirement"
 TESTS = Path(__file__).parent
 CORNERS = {"sqlite", "postgresql", "threads", "asyncio"}
@@ -47,8 +45,6 @@ TWIN = re.compile(r"\bAsync(?=[A-Z])|_async\b")
 OF_PARTS = [TESTS / "crash", TESTS / "integration"]
 """Tests of parts together, which start processes or wait. Each part has tests of its own, in both modes and on both
 databases: tests/unit and tests/conformance."""
-FORKING = TESTS / "integration" / "verify"
-"""Tests that fork often. A fork costs more the larger the process is, and a process of the suite grows."""
 USUAL = "not long"
 """The tests of `make test`, as an expression of marks: `addopts` in pyproject.toml."""
 
@@ -84,33 +80,15 @@ def postgres_url() -> Iterator[str]:
 def pytest_configure(config: pytest.Config) -> None:
     # A suite that runs in the background inherits an ignored SIGINT, and passes it on to its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.stash[CLAIMED] = set()
     config.pluginmanager.register(Traceability(config), "onceward-traceability")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is long
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        config.stash[CLAIMED].update(_claims(item))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if not _is_left_out(item)]
     for others in (_other_corners, _other_halves, _other_twins):  # each looks at what those before leave
         for item in list(others(items)):
             item.add_marker("long")
-    items.sort(key=lambda item: not item.path.is_relative_to(FORKING))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[Any]:
-    gc.disable()  # a fifth of the time, and nothing of it is garbage
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-
-
-def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()  # so collections during the tests do not walk over thousands of collected ones
 
 
 @pytest.hookimpl(wrapper=True)

@@ -105,10 +105,11 @@ def _install() -> None:
         sys.addaudithook(_audit)
 
 
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if event not in WATCHED:
+def _audit(event: str, arguments: tuple[Any, ...], events: Any = WATCHED, current: Any = _watched) -> None:
+    # The last two are arguments because the interpreter, as it ends, clears this module before it removes the hook.
+    if event not in events:
         return
-    watched = _watched.get()
+    watched: Watched | None = current.get()
     if watched is None or not _is_own(sys._getframe(1), watched):
         return
     token = _watched.set(None)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from onceward import Transaction
+from onceward.task import io_guard
 from onceward.task.settings import EngineSettings
 from tests.support.world import ListSource, World, consuming, retry, transactions
 
@@ -165,3 +166,12 @@ def test_io_of_the_tasks_own_is_not_retried(world: World) -> None:
     )
     report = world.consume(task, consuming(process=retry(3)))
     assert (report.failed, report.retries) == (1, 0)
+
+
+def test_as_the_interpreter_ends_the_hook_of_a_cleared_module_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("WATCHED", "_watched", "_is_own", "sys"):
+        monkeypatch.setattr(io_guard, name, None)
+    io_guard._audit("open", ("file", "r", 0))
+    io_guard._audit("compile", ())

@@ -16,14 +16,17 @@ from onceward.testing.connectors.samples import numbered, payloads_of, transacti
 from onceward.testing.connectors.suite import ConnectorSuite
 from onceward.transaction import Transaction
 
+SHARE = 4
+"""One of this many examples of a test in your profile: each has several transactions."""
+
 
 class RoundTrip(ConnectorSuite):
     @pytest.mark.hypothesis
     def test_every_transaction_comes_back_equal(self) -> None:
         with self.queue() as (queue, _):
 
-            @settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
-            @given(st.lists(transactions(), min_size=1, max_size=10))
+            @settings(deadline=None, max_examples=settings().max_examples // SHARE, suppress_health_check=list(HealthCheck))
+            @given(st.lists(transactions(), min_size=1, max_size=5))
             def round_trip(sent: list[Transaction]) -> None:
                 queue.dispatch(*sent)
                 received = queue.fetch(len(sent))
