@@ -125,9 +125,9 @@ def page_bytes(records: Iterable[Record], gap: Gap | None, log_begins_at: int = 
 
 
 def page(response: pb.FetchFactsResponse) -> Page:
-    gap = response.gap if response.has_field("gap") else None
+    gap, begins_at = response.gap, response.log_begins_at or None
     return Page(
-        tuple(from_pb(fact, response.log_begins_at or None) for fact in response.facts),
+        tuple([from_pb(fact, begins_at) for fact in response.facts]),
         None if gap is None else Gap(gap.first_missing, gap.last_missing),
     )
 
