@@ -174,10 +174,11 @@ class Boundary:
         """Check a fact. Raise `InvalidArgument`, which names the field, if it is malformed."""
         check_append(envelope, fact)
         check_labels(envelope, self.settings.max_labels)
+        encoded = encoded or record(envelope, fact)
         return NewFact(
             envelope.message_id,
             content_digest(envelope, fact),
-            encoded or record(envelope, fact),
+            encoded,
             stream_of(envelope),
             # A fact with the time of a wrong clock would expire too early, once the clock is right again.
             appended_at=int(self.clock.now() * 1000) if self.clock.jump() else None,

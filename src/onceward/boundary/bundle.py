@@ -283,6 +283,13 @@ def _parts(file: BinaryIO, end: int) -> Iterator[tuple[bytes, Any]]:
         file.seek(following)
 
 
+def _header(body: bytes) -> Header:
+    header = msgspec.json.decode(body, type=Header)
+    if not 0 <= header.since <= header.last:
+        raise ValueError(f"no facts are above {header.since} and up to {header.last}")
+    return header
+
+
 def _object(body: bytes) -> ObjectRef:
     ref = msgspec.json.decode(body, type=ObjectRef)
     if ref.size < 0:
@@ -298,7 +305,7 @@ def _gap(body: bytes) -> Gap:
 
 
 _READ: dict[bytes, Callable[[bytes], Any]] = {
-    b"H": msgspec.json.Decoder(Header).decode,
+    b"H": _header,
     b"O": _object,
     b"F": lambda body: from_pb(pb.StoredFact.from_binary(body)),
     b"G": _gap,

@@ -39,7 +39,12 @@ def record_of(envelope: bytes, fact: bytes) -> bytes:
 
 
 def record(envelope: Envelope, fact: Fact) -> bytes:
-    return record_of(as_pb_envelope(envelope).to_binary(), as_pb_fact(fact).to_binary())
+    """Encode a record. Raise `InvalidArgument` if there is no such encoding."""
+    try:
+        return record_of(as_pb_envelope(envelope).to_binary(), as_pb_fact(fact).to_binary())
+    except UNENCODABLE:
+        _refuse_fields(envelope, fact)
+        raise
 
 
 def stored(record: Record) -> StoredFact:
@@ -83,9 +88,14 @@ def append_request(envelope: Envelope, fact: Fact) -> bytes:
             pb.AppendFactRequest(envelope=as_pb_envelope(envelope), fact=as_pb_fact(fact)).to_binary()
         )
     except UNENCODABLE:
-        _convert(partial(encode, pb.Envelope, "envelope."), envelope)
-        encode(pb.Fact, "fact.", **msgspec.structs.asdict(fact))
+        _refuse_fields(envelope, fact)
         raise
+
+
+def _refuse_fields(envelope: Envelope, fact: Fact) -> None:
+    """Raise `InvalidArgument` with the name of a field whose value has no encoding."""
+    _convert(partial(encode, pb.Envelope, "envelope."), envelope)
+    encode(pb.Fact, "fact.", **msgspec.structs.asdict(fact))
 
 
 def append_requests(requests: Iterable[bytes], in_order: bool = False) -> bytes:
@@ -115,9 +125,9 @@ def page_bytes(records: Iterable[Record], gap: Gap | None, log_begins_at: int = 
 
 
 def page(response: pb.FetchFactsResponse) -> Page:
-    gap = response.gap if response.has_field("gap") else None
+    gap, begins_at = response.gap, response.log_begins_at or None
     return Page(
-        tuple(from_pb(fact, response.log_begins_at or None) for fact in response.facts),
+        tuple([from_pb(fact, begins_at) for fact in response.facts]),
         None if gap is None else Gap(gap.first_missing, gap.last_missing),
     )
 

@@ -15,6 +15,11 @@ FILE_VARIABLE = "ONCEWARD_TRACE_FILE"
 FOLDER = Path(".onceward")
 """Where `newest` searches for span files."""
 
+MOST_READ = 256 * 1024 * 1024
+"""Bytes of a file. One that is written here is renamed at an eighth of this; a device may have no end."""
+LONGEST_LINE = 1024 * 1024
+"""Bytes. What is longer is not a span."""
+
 
 class Retry(msgspec.Struct, frozen=True):
     """A failed attempt that is followed by another one."""
@@ -61,7 +66,7 @@ def older(path: Path) -> Path:
 
 
 def read(path: Path) -> SpanFile:
-    """Read this file and the full one before it."""
+    """Read this file and the full one before it. Raise ValueError if one has more than `MOST_READ` bytes."""
     spans, unreadable = [], 0
     decode = msgspec.json.Decoder(Span).decode
     for line in _lines(path):
@@ -76,7 +81,13 @@ def _lines(path: Path) -> Iterator[bytes]:
     for each in (older(path), path) if path.name else (path,):
         if each == path or each.exists():
             with each.open("rb") as file:
-                yield from (line for line in file if line.strip())
+                size = 0
+                while line := file.readline(LONGEST_LINE):
+                    size += len(line)
+                    if size > MOST_READ:
+                        raise ValueError(f"it has more than {MOST_READ // 1024**2} MiB")
+                    if line.strip():
+                        yield line
 
 
 def newest() -> Path | None:

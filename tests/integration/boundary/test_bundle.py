@@ -212,6 +212,8 @@ def _has_nothing(hq: Place) -> None:
 PARTS = {
     "not JSON": [(b"H", b"{")],
     "no header": [(b"G", b"[1, 2]")],
+    "a header of no offsets": [(b"H", b'{"zone":"z","since":9,"last":2}')],
+    "a header before the first offset": [(b"H", b'{"zone":"z","since":-9,"last":2}')],
     "an unknown part": [(b"H", b'{"zone":"z","since":0,"last":1}'), (b"X", b"")],
     "not a fact": [(b"H", b'{"zone":"z","since":0,"last":1}'), (b"F", b"\xff\xff")],
     "an empty fact": [(b"H", b'{"zone":"z","since":0,"last":1}'), (b"F", b"")],

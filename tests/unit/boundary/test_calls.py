@@ -28,6 +28,7 @@ def call(
     limits: Limits,
     kind: bytes = b"application/proto",
     look: Callable[[LimitedCalls], object] = lambda calls: None,
+    length: int | None = None,
 ) -> LimitedCalls:
     """Read a call's body. The clock moves only while parts arrive."""
     found = iter(events)
@@ -46,7 +47,9 @@ def call(
 
     async def main() -> LimitedCalls:
         asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
-        await calls({"path": "/x", "headers": [(b"content-type", kind)]}, receive, None)  # type: ignore[arg-type]
+        headers = [(b"content-type", kind)]
+        headers += [] if length is None else [(b"content-length", b"%d" % length)]
+        await calls({"path": "/x", "headers": headers}, receive, None)  # type: ignore[arg-type]
         return calls
 
     now = 100.0
@@ -92,6 +95,13 @@ def test_what_is_beyond_the_memory_is_refused_and_its_memory_is_free() -> None:
     with pytest.raises(ConnectError, match="body_memory allows 100000"):
         call([(0, b"x" * FREE, True)] * 9, Limits(body_memory=100_000), look=seen.append)
     assert seen[0].held == 0
+
+
+def test_a_body_of_known_length_ends_with_its_last_byte() -> None:
+    """Envoy reports the end by itself, later."""
+    parts = iter([(0.0, b"xx", True), (0.0, b"x", True), (0.0, b"", False)])
+    call(parts, Limits(), length=3)
+    assert list(parts) == [(0.0, b"", False)]
 
 
 @given(

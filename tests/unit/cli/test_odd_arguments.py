@@ -71,6 +71,7 @@ def test_every_command_with_every_odd_argument(folder: Path, path: tuple[str, ..
         (("balance", "a\0b:app"), 2, "does not name an object in a module; write MODULE:NAME"),
         (("config", "a..b:app"), 2, "does not name an object in a module; write MODULE:NAME"),
         (("trace", "/"), 2, "/ cannot be read: Is a directory; name a span file, or `last`"),
+        (("trace", "/dev/zero"), 2, "/dev/zero cannot be read: it has more than 256 MiB; name a span file"),
         (("trace", "a\0b"), 2, "a\\x00b cannot be read: embedded null byte; name a span file, or `last`"),
         (("trace", LONG), 2, "cannot be read: File name too long; name a span file, or `last`"),
         (("boundary", "get", "files", LONG), 1, "cannot be written: File name too long; name another file"),

@@ -294,10 +294,9 @@ def _ends(outcome: Appended | BoundaryError, in_order: bool) -> bool:
 
 
 def _outcome(answer: pb.AppendOutcome) -> Appended | BoundaryError:
-    if not answer.has_field("refusal"):
-        return _appended(answer)
     refusal = answer.refusal
-    assert refusal is not None
+    if refusal is None:
+        return _appended(answer)
     return refused(refusal.code, refusal.message, refusal.detail or pb.ErrorDetail())
 
 

@@ -51,7 +51,7 @@ class LimitedCalls:
             await _refuse(send, problem)
             return
         self._running += 1
-        body = _Messages(self, receive, headers.get(b"content-type", b"").startswith(FRAMED))
+        body = _Messages(self, receive, headers)
         ARRIVING.set(body)
         try:
             await self._application(scope, body, lambda event: _finish(send(event)))
@@ -91,10 +91,11 @@ class LimitedCalls:
 class _Messages:
     """Receives the messages of one call."""
 
-    def __init__(self, calls: LimitedCalls, receive: Receive, framed: bool) -> None:
+    def __init__(self, calls: LimitedCalls, receive: Receive, headers: dict[bytes, bytes]) -> None:
         self._calls = calls
         self._receive = receive
-        self._framed = framed
+        self._framed = headers.get(b"content-type", b"").startswith(FRAMED)
+        self._length = headers.get(b"content-length")
         self._arrived = False
         self._prefix = b""
         self._missing = 0
@@ -121,12 +122,14 @@ class _Messages:
                     "smaller pieces"
                 )
             ) from None
-        self._arrived = event["type"] == "http.disconnect" or not event.get("more_body")
         body = event.get("body", b"")
         if self._framed:
             self._follow(body)
         else:
             self._size += len(body)
+            if event.get("more_body") and self._length == b"%d" % self._size:
+                event = {**event, "more_body": False}  # its end arrives by itself, a switch of threads later
+        self._arrived = event["type"] == "http.disconnect" or not event.get("more_body")
         self._count(max(self._size - FREE, 0))
         return event
 
@@ -184,9 +187,10 @@ class _Messages:
                 self._deadline = self._loop.time() + self._calls.limits.body
 
 
-def _finish(wait: Awaitable[T]) -> asyncio.Future[T]:
-    """The caller may be canceled, but not the wait itself: pyvoy would fail to end it."""
-    return asyncio.shield(wait)
+def _finish(wait: Awaitable[T]) -> Awaitable[T]:
+    """The caller may be canceled, but not the wait itself: pyvoy would fail to end it. What is not a future has nothing
+    to wait for."""
+    return asyncio.shield(wait) if asyncio.isfuture(wait) else wait
 
 
 async def _refuse(send: Send, error: BoundaryError) -> None:

@@ -273,14 +273,13 @@ class BoundaryRpc:
 
 
 def _read(request: pb.AppendFactRequest) -> tuple[Envelope, Fact, bytes]:
-    if not request.has_field("envelope"):
+    envelope, fact = request.envelope, request.fact
+    if envelope is None:
         raise InvalidArgument("envelope", "is missing")
-    if not request.has_field("fact"):
+    if fact is None:
         raise InvalidArgument("fact", "is missing")
-    assert request.envelope is not None
-    assert request.fact is not None
-    record = wire.record_of(request.envelope.to_binary(), request.fact.to_binary())
-    return wire.envelope_of(request.envelope), wire.fact_of(request.fact), record
+    record = wire.record_of(envelope.to_binary(), fact.to_binary())
+    return wire.envelope_of(envelope), wire.fact_of(fact), record
 
 
 def _about(envelope: Envelope | pb.Envelope | None) -> Mapping[str, object]:

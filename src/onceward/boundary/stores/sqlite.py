@@ -109,7 +109,7 @@ class SqliteBoundaryStore:
                 self._reading = opening.enter_context(closing(connect(path)))
                 self._last = bounds_of(self._writing).last
                 self.objects = FileObjects(self.directory / "objects")
-                self._files = (OpenFile(path), *companions_of(path), *self.objects.directories)
+                self._files = (OpenFile(path), *companions_of(path))
             except (sqlite3.Error, OSError) as error:
                 raise ConfigurationError(f"{path} cannot be opened as a boundary's log: {error}") from error
             self._open = opening.pop_all()
@@ -154,6 +154,7 @@ class SqliteBoundaryStore:
             return [time for (time,) in found]
 
     async def bounds(self) -> Bounds:
+        self.objects.check()  # this tells whether the store is ready
         with self._readable():
             return bounds_of(self._reading)
 

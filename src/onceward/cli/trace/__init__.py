@@ -57,9 +57,9 @@ def trace(
     """Print what happened to a transaction in all its processes: spans, retries and waits.
 
     With ONCEWARD_TRACE_FILE=path, `onceward run` and programs that call `onceward.telemetry.setup()` write the file. It
-    contains no payloads.
+    contains no payloads. A file of more than 256 MiB is refused.
 
-    Exit code: 0, or 2 if there is no such file or transaction.
+    Exit code: 0, or 2 if there is no such file or transaction, or the file cannot be read.
     """
     from onceward.telemetry.span_file import read
 
