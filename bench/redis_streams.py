@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from array import array
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import redis
@@ -12,11 +14,15 @@ import redis.asyncio
 
 from bench.idle import Stops, idle
 from bench.measure import Line, compare, ratio
-from onceward import AsyncConsumerTask, AsyncProducerTask, ConsumerTask, Transaction
+from onceward import AsyncConsumerTask, AsyncProducerTask, ConsumerTask, Onceward, Transaction
 from onceward.connectors.codec import encode
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
+from onceward.run.outages import AsyncKeeper, keeper_of
+from onceward.run.progress import ORDER
+from onceward.run.scoreboard import FIELDS
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 from onceward.testing.servers import redis_server
+from onceward.transaction import Verdict
 
 COUNT = 20_000
 BATCH = 100
@@ -56,6 +62,13 @@ def lines() -> Iterator[Line]:
             compare(COUNT, bench.plain, bench.engine, prepare=bench.fill, rounds=ROUNDS),
             at_most=1 / 0.35,
         )
+        for kind in ("threads", "asyncio"):
+            plain = bench.plain if kind == "threads" else bench.plain_async
+            yield ratio(
+                f"Redis, {kind}, a worker of onceward run, default policy",
+                compare(COUNT, plain, partial(bench.worker, kind), prepare=bench.fill, rounds=ROUNDS),
+                at_most=1 / 0.6,
+            )
         yield ratio(
             "Redis, producer engine, 20,000 entries",
             compare(COUNT, bench.plain_produce, bench.engine_produce, prepare=bench.clear, rounds=ROUNDS),
@@ -121,6 +134,30 @@ class OnRedis:
                 assert report.succeeded == COUNT
 
         asyncio.run(main())
+
+    def worker(self, kind: str) -> None:
+        """What a worker process of `onceward run --drain` does, with its counts and the app's own policy."""
+        app = Onceward("bench")
+        source = f"{self.url}/{self.stream}"
+        if kind == "threads":
+
+            @app.consumer(source, contract=None, name="no_op")
+            def no_op(transaction: Transaction) -> None:
+                return None
+
+        else:
+
+            @app.consumer(source, contract=None, name="no_op")
+            async def no_op_async(transaction: Transaction) -> None:
+                return None
+
+        row = memoryview(array("q", bytes(8 * FIELDS)))
+        keeper = keeper_of(app, app.consumers["no_op"], True, lambda: None, row)
+        if isinstance(keeper, AsyncKeeper):
+            asyncio.run(keeper.keep())
+        else:
+            keeper.keep()
+        assert row[ORDER.index(Verdict.DONE)] == COUNT
 
     def idle(self) -> Iterator[Line]:
         policy = ConsumerPolicy.model_validate(

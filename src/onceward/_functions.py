@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
-from onceward._process.forks import UserCode
+from onceward._process.forks import end_child, forks
 from onceward.errors import ConfigurationError
 
 _LOOP = "do not use `yield`, or loop over what yields"
@@ -130,9 +130,16 @@ def awaiting(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, 
     name = name_of(function)
 
     async def call(*args: Any, **kwargs: Any) -> Any:
-        with UserCode(name):
+        generation = forks.generation  # as `UserCode`, without its calls: every handler comes through here
+        try:
             given = function(*args, **kwargs)
             result = await (given if type(given) is CoroutineType else check_awaitable(given, function))
+        except BaseException as error:
+            if forks.generation != generation:
+                end_child(name, error)
+            raise
+        if forks.generation != generation:
+            end_child(name)
         return result if result is None else check_result(result, function)
 
     return call

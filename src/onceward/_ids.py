@@ -9,7 +9,8 @@ import time
 _HEX = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}"
 _ANY_UUID = re.compile(rf"(?:urn:uuid:)?(?:({_HEX})|\{{({_HEX})\}}|\(({_HEX})\))", re.IGNORECASE | re.ASCII)
 _CANONICAL = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
-_SHORTEST_UUID = 32
+SHORTEST_UUID = 32
+"""Characters of a UUID without dashes: a shorter id is none."""
 _MS_PER_DAY = 86_400_000
 FIRST_DAY, LAST_DAY = 19723, 29219
 """2024-01-01 and 2049-12-31, in days since 1970. The time in a UUID of version 7 outside of these is not believed: no
@@ -48,7 +49,7 @@ def _uuid7(ms: int) -> str:
 def same_id(text: str) -> str:
     """Return the one spelling of a UUID, whatever its case, dashes, braces, URN prefix or surrounding blanks. Any other
     id is returned as it is."""
-    if len(text) < _SHORTEST_UUID or _CANONICAL.fullmatch(text):
+    if len(text) < SHORTEST_UUID or _CANONICAL.fullmatch(text):
         return text
     found = _ANY_UUID.fullmatch(text.strip())
     return text if found is None else _dashed(found[found.lastindex or 0].replace("-", "").lower())

@@ -7,10 +7,10 @@ Code that makes decisions is a coroutine; code that waits is a port. In asyncio 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from onceward._functions import explain_unrun, has_run, name_of
-from onceward._process.forks import UserCode
+from onceward._process.forks import end_child, forks
 
 T = TypeVar("T")
 
@@ -20,7 +20,8 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         coroutine.send(None)
     except StopIteration as end:
-        return cast(T, end.value)
+        result: T = end.value
+        return result
     coroutine.close()
     raise RuntimeError(
         "a coroutine waits for an event loop, but this task runs in threads; use the Async… class"
@@ -47,11 +48,17 @@ def as_coroutine(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, A
     name = name_of(function)
 
     async def call(*args: Any, **kwargs: Any) -> Any:
+        generation = forks.generation  # as `UserCode`, without its calls: every handler comes through here
         try:
-            with UserCode(name):
-                result = function(*args, **kwargs)
-        except StopIteration as error:
-            raise Raised(error) from error
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            if forks.generation != generation:
+                end_child(name, error)
+            if isinstance(error, StopIteration):
+                raise Raised(error) from error
+            raise
+        if forks.generation != generation:
+            end_child(name)
         if result is not None and not has_run(result):
             raise TypeError(f"{name_of(function)} {explain_unrun(result)}")
         return result

@@ -150,11 +150,11 @@ class Signature:
         """Return a `process_transaction` that calls the function."""
         opens = bool(self.scope)
 
-        def process(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
-            return function(**self.arguments(transaction, *session))
+        def process(_: Any, transaction: Transaction, /, session: Any = None, **__: Any) -> Any:
+            return function(**self.arguments(transaction, session))
 
-        async def process_async(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
-            return await function(**self.arguments(transaction, *session))
+        async def process_async(_: Any, transaction: Transaction, /, session: Any = None, **__: Any) -> Any:
+            return await function(**self.arguments(transaction, session))
 
         def process_with(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
             given = self.arguments(transaction, *session)

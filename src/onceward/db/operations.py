@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from math import isfinite
+from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy import (
@@ -54,6 +55,9 @@ Row = dict[str, Any]
 AnyTable = str | TableClause | type[Any]
 """A name, a `Table` or `sqlalchemy.table(…)`, or a mapped class."""
 
+Prepared = tuple[Connection, Any, str, Any, Sequence[str]]
+"""The arguments of `Backend.direct`."""
+
 _GUARDED: Final = "onceward_guarded"
 """Option of a connection whose statements are checked on their way to the driver."""
 DEFAULT_TIMEOUT: Final = 10.0
@@ -73,25 +77,23 @@ class OneStatement(Generic[T]):
         """`given(…)` returns the text and its values, from the arguments of the operation, and `result(rows, first)`
         what it returns. None: the driver cannot run it, and `otherwise` does."""
         self._given = given
-        self._result = result
+        self.result = result
         self._otherwise = otherwise
 
     def __call__(self, transaction: DbTransaction, *args: Any) -> T:
         given = self._given(*args)
-        found = None if given is None else _direct(transaction, *given)
-        return self._otherwise(transaction, *args) if found is None else self._result(*found)
-
-    async def at_once(self, transaction: DbTransaction, *args: Any) -> tuple[T] | None:
-        """Run it in asyncio. None if nothing was run, and it has to be called in a greenlet."""
-        given = self._given(*args)
         call = None if given is None else _prepare(transaction, *given)
-        if call is None:
-            return None
-        found = await transaction.backend.direct_async(*call)
-        if found is None:
+        if call is not None:
+            found = transaction.backend.direct(*call)
+            if found is not None:
+                return self.result(*found)
             transaction.return_words(call[-1])
-            return None
-        return (self._result(*found),)
+        return self._otherwise(transaction, *args)
+
+    def prepare(self, transaction: DbTransaction, *args: Any) -> Prepared | None:
+        """What the backend gets to run it. None if SQLAlchemy has to."""
+        given = self._given(*args)
+        return None if given is None else _prepare(transaction, *given)
 
 
 def _direct(transaction: DbTransaction, sql: str, params: Params) -> tuple[int, Any] | None:
@@ -106,23 +108,21 @@ def _direct(transaction: DbTransaction, sql: str, params: Params) -> tuple[int, 
     return found
 
 
-def _prepare(
-    transaction: DbTransaction, sql: str, params: Params
-) -> tuple[Connection, Any, str, Any, Sequence[str]] | None:
+def _prepare(transaction: DbTransaction, sql: str, params: Params) -> Prepared | None:
     """What the backend gets to run a text on the driver. None if SQLAlchemy has to run it."""
     connection = transaction.usable
     if connection._echo or (
         (connection._has_events or connection.engine._has_events) and _is_heard(connection)
     ):
         return None
-    driver_sql, names, in_order, why = _compiled(sql, connection.dialect)
+    driver_sql, names, values_of, why = _compiled(sql, connection.dialect)
     if why is not None:
         raise SessionError(why)
     try:
-        values = [params[name] for name in names]
+        values = values_of(params)
     except KeyError:
         return None  # it says what is missing
-    given = values if in_order else dict(zip(names, values, strict=True))
+    given = values if names is None else dict(zip(names, values, strict=True))
     return connection, transaction.runner, driver_sql, given, transaction.take_words()
 
 
@@ -309,12 +309,16 @@ def _is_heard(connection: Connection) -> bool:
 
 
 @lru_cache(500)
-def _compiled(sql: str, dialect: Dialect) -> tuple[str, list[str], bool, str | None]:
-    """The text for the driver, the names of its parameters, whether it takes their values in this order, and why it
-    must not be run, if so."""
+def _compiled(
+    sql: str, dialect: Dialect
+) -> tuple[str, list[str] | None, Callable[[Params], tuple[Any, ...]], str | None]:
+    """The text for the driver, the names of its parameters if it takes their values by name, what picks the values, and
+    why it must not be run, if so."""
     compiled: Any = _text(sql).compile(dialect=dialect)
     names = list(compiled.positiontup or compiled.params)
-    return compiled.string, names, compiled.positional, refusal(sql, dialect.name)
+    # With one name, `itemgetter` would return a value instead of a tuple, and it needs one at least.
+    pick: Any = itemgetter(*names) if len(names) > 1 else lambda params: tuple(map(params.__getitem__, names))
+    return compiled.string, None if compiled.positional else names, pick, refusal(sql, dialect.name)
 
 
 def _result(

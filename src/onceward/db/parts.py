@@ -7,9 +7,8 @@ cannot be undone alone makes the whole LOST: it can only be rolled back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from onceward._process.forks import forks
 from onceward.db.errors import SessionError
@@ -19,6 +18,8 @@ from onceward.task.exceptions import AttemptInterrupted
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+_OPEN: Final = SessionState.OPEN  # looking up a member of an enum is slow
 
 
 class PartTransaction(DbTransaction):
@@ -33,11 +34,15 @@ class PartTransaction(DbTransaction):
 
     def open(self) -> None:
         """Begin, without a call to the database: the savepoint comes with the first use of the connection."""
-        self._connection = self._whole.connection
-        self._runner = self._whole.runner
-        self._has_begun = not self._number
-        self._whole.parts += self._has_begun
-        self._state = SessionState.OPEN
+        whole = self._whole
+        self._connection = whole.usable
+        self._runner = whole.runner
+        if self._number:
+            self._has_begun = False
+        else:
+            self._has_begun = True
+            whole.parts += 1
+        self._state = _OPEN
 
     @property
     def connection(self) -> Connection:
@@ -58,15 +63,6 @@ class PartTransaction(DbTransaction):
         if words:
             self._has_begun = False
             self._whole.parts -= 1
-
-    def open_with_canceller(self) -> None:
-        """In threads: a statement of this part is canceled if the attempt runs out of time."""
-        self.token = token = current_token()
-        if token is not None and token.expired:
-            raise_if_cancelled()
-        self.open()
-        if token is not None and self._connection is not None:
-            self._canceller = token.add(partial(self.backend.cancel, self._whole.driver))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -99,17 +95,27 @@ class PartTransaction(DbTransaction):
         if error is None and problem is not None:
             raise problem from cause
 
-    def ends_at_once(self, error: BaseException | None) -> bool:
-        """Whether the end of this part needs no call to the database."""
-        connection = self._connection
-        return (
-            error is None
-            and self._state is SessionState.OPEN
-            and self._failure is None
-            and (self.token is None or not self.token.expired)
-            and connection is not None
-            and connection.get_nested_transaction() is None
-        )
+    def end_at_once(self, error: BaseException | None) -> bool:
+        """Keep it for the commit of the whole, if that needs neither a call to the database nor a decision. Returns
+        whether it has ended; if not, `__exit__` ends it."""
+        if error is not None or self._state is not _OPEN or self._generation != forks.generation:
+            return False
+        if self._canceller is not None:
+            self._forget_canceller()
+        connection, token = self._connection, self.token
+        if (
+            self._failure is not None
+            or connection is None
+            or connection._nested_transaction is not None
+            or (token is not None and token.expired)
+        ):
+            return False
+        try:
+            self.backend.end_part(self._runner)
+        except SessionError:
+            return False
+        self._state = SessionState.ENDED
+        return True
 
     def _problem(self, connection: Connection, lost: bool) -> BaseException | None:
         """Why this part must not be committed, if its code raised nothing."""
@@ -132,8 +138,15 @@ def _end_nested(connection: Connection) -> None:
 class BlockingPartPort(PartTransaction, BlockingSessionPort):
     """A part in threads."""
 
-    async def enter(self) -> None:
-        self.open_with_canceller()
-
-    async def leave(self, error: BaseException | None) -> None:
-        self.__exit__(None, error, None)
+    def open_part(self) -> None:
+        """Begin. A statement of this part is canceled if the attempt runs out of time."""
+        token = current_token()
+        if token is None:
+            self.open()
+            return
+        if token.expired:
+            raise_if_cancelled()
+        self.token = token
+        self.open()
+        self._driver = self._whole.driver
+        self._canceller = token.add(self.cancel)

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
-from functools import partial
 from threading import Lock
 from types import TracebackType
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
@@ -127,6 +126,10 @@ class DbTransaction:
             self._runner = self.backend.runner(self._connection)
         return self._runner
 
+    def cancel(self) -> None:
+        """Cancel the statement that runs. Called from another thread, while the transaction is open."""
+        self.backend.cancel(self._driver)
+
     def take_words(self) -> Sequence[str]:
         """The statements that must come before any other, if there are some left. The caller runs them."""
         return ()
@@ -148,8 +151,8 @@ class DbTransaction:
             connection = self._engine.connect()
             self.token = current_token() if limited else None
             if self.token is not None:
-                driver = connection.connection.driver_connection
-                self._canceller = self.token.add(partial(self.backend.cancel, driver))
+                self._driver = connection.connection.driver_connection
+                self._canceller = self.token.add(self.cancel)
             try:
                 self.begin(connection)
             except BaseException:
@@ -206,7 +209,8 @@ class DbTransaction:
 
     def check_running(self) -> None:
         """Raise unless an operation may begin."""
-        self.check_usable()
+        if self._generation != forks.generation or self._state is not _OPEN:
+            self.check_usable()
         if self.token is not None and self.token.expired:
             raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
 
@@ -290,6 +294,10 @@ class DbTransaction:
     @property
     def has_ended(self) -> bool:
         return self._state is SessionState.ENDED
+
+    @property
+    def is_open(self) -> bool:
+        return self._state is _OPEN
 
     def check_entered(self) -> None:
         if self._state in CANNOT_END:

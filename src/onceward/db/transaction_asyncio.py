@@ -46,19 +46,27 @@ class AsyncSessionPort:
     async def run(
         self, operation: Callable[Concatenate[DbTransaction, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        async with self._turn:
+        await self._turn.acquire()  # not `async with`, which is two more coroutines for every statement
+        try:
             transaction = self.transaction
-            transaction.check_entered()
+            if not transaction.is_open:
+                transaction.check_entered()
             if isinstance(operation, OneStatement):
                 transaction.check_running()
                 try:
-                    found: tuple[T] | None = await operation.at_once(transaction, *args, **kwargs)
+                    call = operation.prepare(transaction, *args, **kwargs)
+                    if call is not None:
+                        found = await transaction.backend.direct_async(*call)
+                        if found is not None:
+                            result: T = operation.result(*found)
+                            return result
+                        transaction.return_words(call[-1])
                 except BaseException as error:
                     transaction.note(error)
                     raise
-                if found is not None:
-                    return found[0]
             return await self._connection.run_sync(lambda _: transaction.run(operation, *args, **kwargs))
+        finally:
+            self._turn.release()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,16 +119,9 @@ class AsyncPartPort(AsyncSessionPort):
         self._turn = asyncio.Lock()
         self._connection = whole._connection
 
-    async def __aenter__(self) -> None:
+    def open_part(self) -> None:
         self._part.token = current_token()
         self._part.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._part.ends_at_once(error) and not self._turn.locked():
-            self._part.__exit__(kind, error, trace)
-        else:
-            await super().__aexit__(kind, error, trace)
-
-    enter = __aenter__
+    def end_at_once(self, error: BaseException | None) -> bool:
+        return not self._turn.locked() and self._part.end_at_once(error)

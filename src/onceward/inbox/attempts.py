@@ -157,7 +157,7 @@ class AttemptLedger:
 
     def finish(self, key: Key) -> None:
         self._finished.append(key)
-        self.release(key)
+        self._open.discard(key[:2])
 
     def release(self, key: Key) -> None:
         """Forget a start that has an end, or whose lease the heartbeat keeps."""
@@ -365,9 +365,10 @@ def in_flight(found: Attempts, lease: float) -> Busy:
     return Busy(f"another copy of it is in flight, or was when its process died{left}", delay=wait)
 
 
-def with_token(event: Event, start: Start) -> Event:
-    """Return the event with the inbox's own token, for a source without one."""
-    claimed: Event = event.__copy__()  # type: ignore[attr-defined]  # not `replace`, which would check all fields
+def with_token(event: Event, start: Start, *, own: bool = False) -> Event:
+    """Return the event with the inbox's own token, for a source without one. `own`: nobody else has this object."""
+    # Not `replace`, which would check all fields.
+    claimed: Event = event if own else event.__copy__()  # type: ignore[attr-defined]
     msgspec.structs.force_setattr(claimed, "lock_token", str(start.token))
     return claimed
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import msgspec
 
-from onceward._ids import day_in, same_id, uuid7_ms
+from onceward._ids import SHORTEST_UUID, day_in, same_id, uuid7_ms
 from onceward.inbox.errors import Breach, ContractError
 from onceward.transaction import Transaction
 
@@ -30,6 +30,8 @@ _LARGEST = 2**63 - 1  # a database's largest integer
 _NOTHING: Mapping[str, Any] = {}
 _FIELDS = ("event_type", "aggregate_id", "sequence", "lock_token", "schema_version")
 """Fields around a payload, which the payload may have instead."""
+
+_NO_FIELDS: tuple[Any, ...] = (None,) * len(_FIELDS)
 
 _ENTRY_ID = re.compile(r"([0-9]{1,20})-[0-9]{1,20}", re.ASCII)
 UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -68,21 +70,25 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """How often the source has delivered it, including this time. None if the source does not count."""
 
     def __post_init__(self) -> None:
-        _settle_text(self, "tracking_id", LONGEST_ID)
+        name = self.tracking_id
+        # What is too short for a UUID has one spelling.
+        if type(name) is not str or not 0 < len(name) < SHORTEST_UUID or not name.isprintable():
+            _settle_text(self, "tracking_id", LONGEST_ID)
         if type(self.event_type) is not str or self.event_type:
             _settle_text(self, "event_type", LONGEST_TYPE)
-        for field in ("aggregate_id", "lock_token"):
-            if getattr(self, field) is not None:
-                _settle_text(self, field, LONGEST_ID)
+        if self.aggregate_id is not None:
+            _settle_text(self, "aggregate_id", LONGEST_ID)
+        if self.lock_token is not None:
+            _settle_text(self, "lock_token", LONGEST_ID)
         if self.created_at.__class__ is not datetime or self.created_at.tzinfo is not UTC:
             msgspec.structs.force_setattr(self, "created_at", _in_utc(self))
         version = self.schema_version
         if type(version) is not int or not 1 <= version <= _LARGEST:  # excludes bool
             raise _integer_flaw(self, "schema_version", 1)
-        for field in ("sequence", "deliveries"):
-            value = getattr(self, field)
-            if value is not None and (type(value) is not int or not 0 <= value <= _LARGEST):
-                raise _integer_flaw(self, field, 0)
+        if self.sequence is not None:
+            _check_integer(self, "sequence")
+        if self.deliveries is not None:
+            _check_integer(self, "deliveries")
 
     @classmethod
     def of(cls, thing: object) -> Event:
@@ -202,7 +208,7 @@ def _view(
     payload: Any,
     deliveries: int | None = None,
 ) -> Event:
-    event_type, aggregate_id, sequence, lock_token, version = map(head.get, _FIELDS)
+    event_type, aggregate_id, sequence, lock_token, version = map(head.get, _FIELDS) if head else _NO_FIELDS
     if type(payload) is dict or isinstance(payload, Mapping):  # asking an abstract class takes long
         # An empty string or a zero counts: it may be wrong, but it was sent.
         event_type = payload.get("event_type") if event_type is None else event_type
@@ -342,6 +348,12 @@ def _in_utc(event: Event) -> datetime:
     except OverflowError:
         pass
     raise _flaw("created_at", "outside the range of UTC", "within years 1 to 9999", event.tracking_id)
+
+
+def _check_integer(event: Event, field: str) -> None:
+    value = getattr(event, field)
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise _integer_flaw(event, field, 0)
 
 
 def _integer_flaw(event: Event, field: str, least: int) -> ContractError:

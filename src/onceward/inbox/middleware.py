@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,7 @@ from onceward._sync import Raised
 from onceward.errors import ConfigurationError
 from onceward.inbox.attempts import End, Start
 from onceward.inbox.commits.attempt import EventAttempt
-from onceward.inbox.commits.batch import BatchCommits
+from onceward.inbox.commits.batch import BatchCommit, BatchCommits
 from onceward.inbox.commits.group import CommitGroup, GroupCommits, check_commit, commit_of
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import ContractError, Parked
@@ -152,12 +152,16 @@ class ContractKeeper(Middleware):
             return call
         self._call = call
         sequenced = self._contract.sequencing != "none"
+        run_in = self._run_in_batch if self._batches else self._run_in_group
 
         async def process(transaction: Transaction) -> Any:
             unit = getattr(current_work.get(), "unit", None)
             event = self._event_of(transaction) if sequenced else None
             try:
-                result = await self._process(transaction, unit)
+                if unit is None:
+                    result = await self._process(transaction)
+                else:
+                    result = await run_in(unit, transaction)
             except Parked:
                 if event is not None:
                     self._parked.park(event, transaction)
@@ -175,26 +179,27 @@ class ContractKeeper(Middleware):
 
         return process
 
-    async def _process(self, transaction: Transaction, unit: Any) -> Result:
-        if self._batches and unit is not None:
-            await unit.run()
-            done: Result = unit.result_of(transaction)
-            return done
+    async def _process(self, transaction: Transaction) -> Result:
         attempt = self._attempt_of(transaction)
-        if unit is None:
-            self._expected.pop(id(transaction), None)
-            return await self._processor.process(attempt)
+        self._expected.pop(id(transaction), None)
+        return await self._processor.process(attempt)
+
+    async def _run_in_batch(self, batch: BatchCommit, transaction: Transaction) -> Result:
+        await batch.run()
+        return batch.result_of(transaction)
+
+    def _run_in_group(self, group: CommitGroup, transaction: Transaction) -> Coroutine[Any, Any, Result]:
+        attempt = self._attempt_of(transaction)
         if attempt.start is None:
-            raise unit.leave_out(transaction)  # its start has to be recorded first, or it must run alone
-        group: CommitGroup = unit
-        return await group.run(attempt, transaction)
+            raise group.leave_out(transaction)  # its start has to be recorded first, or it must run alone
+        return group.run(attempt, transaction)
 
     def _attempt_of(self, transaction: Transaction) -> EventAttempt:
         """An attempt with the start that was recorded for it, if one was."""
 
-        async def handle(current: Event, session: Any) -> Any:
+        def handle(current: Event, session: Any) -> Coroutine[Any, Any, Any]:
             given = _with_payload_of(transaction, current)
-            return await self._handle([given] if self._batches else given, session)
+            return self._handle([given] if self._batches else given, session)
 
         _, event, key, start = self._expected.get(id(transaction)) or (
             None,
@@ -278,11 +283,12 @@ class ContractKeeper(Middleware):
     async def _expect(self, batch: Sequence[Transaction]) -> None:
         """Record the starts of a batch. If that fails, each event records its own when its turn comes."""
         seen: list[tuple[Transaction, Event, Key]] = []
+        consumer_id = self._contract.consumer_id
         # An effectful event records its start, which is its claim, when its turn comes.
         for transaction in batch if self._contract.mode == "transactional" else ():
             try:
                 event = Event.of(transaction)
-                key = Key(self._contract.consumer_id, event.tracking_id, event.day)
+                key = Key(consumer_id, event.tracking_id, event.day)
             except ContractError:
                 continue  # it is refused when its turn comes
             seen.append((transaction, event, key))

@@ -54,6 +54,9 @@ _log = OwnLogger(logging.getLogger("onceward.inbox"))
 ENDS = (Exception, CancelledError, AttemptInterrupted)
 """Exceptions that end an attempt. Any other leaves it without an end, as a crash does."""
 
+UNREACHABLE = (LockTimeoutError, PoolTimeout, DBAPIError, FileLostError)
+"""What the first call to the database may raise if it is not the event's fault."""
+
 IN_FLIGHT = "another copy of it is in flight"
 
 
@@ -111,7 +114,8 @@ class EventProcessor:
         else:
             self.ledger.finish(attempt.key)
         self.availability.event_done()
-        attempt.count(result.handling, attempt.start.token - 1)
+        if attempt.metrics is not None:
+            attempt.count(result.handling, attempt.start.token - 1)
 
     async def failed(self, attempt: EventAttempt, error: BaseException) -> None:
         """The attempt ended without success, if the error is one that ends it."""
@@ -234,20 +238,17 @@ class EventProcessor:
     async def in_transaction(
         self, attempt: EventAttempt, session: Session, *, letters: bool = True
     ) -> Result:
-        result = await self._handle(attempt, session, letters)
+        handling = await self.admit(attempt, session, letters=letters)
+        value: Any = None
+        if handling is DONE:
+            self.let_send(session, attempt)
+            value = await attempt.handler(attempt.event, session)
+            if session.unsettled is not None:
+                session.unsettled.check(attempt.key.tracking_id)
+        result = Result(handling, value)
         if attempt.departure is not None:
             await session.apply(attempt.departure.take_off, attempt.key, not result.duplicate)
         return result
-
-    async def _handle(self, attempt: EventAttempt, session: Session, letters: bool) -> Result:
-        handling = await self.admit(attempt, session, letters=letters)
-        if handling is not DONE:
-            return Result(handling)
-        self.let_send(session, attempt)
-        value = await attempt.handler(attempt.event, session)
-        if session.unsettled is not None:
-            session.unsettled.check(attempt.key.tracking_id)
-        return Result(DONE, value)
 
     async def admit(self, attempt: EventAttempt, session: Session, *, letters: bool = True) -> Handling:
         """Write the dedup row; for `letters`, see `Store.admit`. DONE if the handler may run; raises if the event is
@@ -255,9 +256,11 @@ class EventProcessor:
         contract, key = attempt.contract, attempt.key
         admit = self.store.admit if letters else self.store.admit_only
         try:
-            admitted = await self.reachable(session.apply, admit, key, attempt.digest)
-        except IntegrityError as error:
-            meaning = self.store.explain(error, key)
+            admitted = await session.apply(admit, key, attempt.digest)
+        except UNREACHABLE as error:
+            meaning: Exception | None = self._busy_for(error)
+            if meaning is None and isinstance(error, IntegrityError):
+                meaning = self.store.explain(error, key)
             if meaning is None:
                 raise
             raise meaning from error
@@ -361,16 +364,23 @@ class EventProcessor:
         """Make the first call to the database. If it is locked or unavailable, raise `Busy`: no attempt has failed."""
         try:
             return await ask(*args)
-        except LockTimeoutError as error:
-            raise Busy("the database is locked", delay=AT_ONCE.delay()) from error
-        except PoolTimeout as error:
-            raise Busy("all connections of the pool are in use", delay=LATER.delay()) from error
-        except (DBAPIError, FileLostError) as error:
-            if isinstance(error, DBAPIError) and self._backend.is_lock_timeout(error):
-                raise Busy("its row is locked by another transaction", delay=LATER.delay()) from error
-            if self.availability.is_to_blame(error):
-                raise Busy("the database is not available", delay=LATER.delay()) from error
-            raise
+        except UNREACHABLE as error:
+            busy = self._busy_for(error)
+            if busy is None:
+                raise
+            raise busy from error
+
+    def _busy_for(self, error: Exception) -> Busy | None:
+        """What an error of the first call means, if no attempt has failed."""
+        if isinstance(error, LockTimeoutError):
+            return Busy("the database is locked", delay=AT_ONCE.delay())
+        if isinstance(error, PoolTimeout):
+            return Busy("all connections of the pool are in use", delay=LATER.delay())
+        if isinstance(error, DBAPIError) and self._backend.is_lock_timeout(error):
+            return Busy("its row is locked by another transaction", delay=LATER.delay())
+        if self.availability.is_to_blame(error):
+            return Busy("the database is not available", delay=LATER.delay())
+        return None
 
     async def leave(self, session: Any, error: BaseException | None) -> None:
         """End the session. If the database's file is lost, so is the commit, and no attempt has failed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -129,9 +130,13 @@ def _failed_step(contract: Contract, event: Event, version: int, problem: str) -
 # ───────────────────────────── the model ─────────────────────────────
 
 
+_is_pydantic = lru_cache(maxsize=256)(is_pydantic)
+"""Looking for an attribute that a class does not have takes long."""
+
+
 def _convert_to_model(contract: Contract, event: Event, payload: Any) -> Any:
     model: Any = contract.model
-    if is_pydantic(model) and payload is event.payload:
+    if payload is event.payload and _is_pydantic(model):
         payload = _copy_payload(contract, event)  # a validator may change its input in place
     value, problem, cause = convert_payload(model, payload)
     if problem is None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware, check_middleware
 from onceward.task.deadlines import Clock, RunningAttempt
+from onceward.task.guards.ids import IdsInFlight
 from onceward.task.settings import EngineSettings
-from onceward.task.slots import IdsInFlight
 
 if TYPE_CHECKING:
     from onceward.telemetry.conventions import Destination

@@ -76,7 +76,10 @@ class CancelToken:
 
     def remove(self, canceller: Canceller) -> None:
         self._cancellers.remove(canceller)
-        canceller.close()
+        if (
+            self.expired
+        ):  # `cancel` sets it before it looks for cancellers: otherwise nobody calls this one any more
+            canceller.close()
 
     def cancel(self) -> None:
         """Set the token, and call the cancellers without waiting for them."""

@@ -115,15 +115,18 @@ class AsyncPorts(AsyncGroupPorts):
             await self._clean(task)
         if self._deadlines.hurried and type(work) is Life:
             return self._deadlines.refuse(work)
-        now = self.now()
-        due, limit = first_limit(work, timeout, now)
-        if is_too_late(work, due, limit, now):
-            return Failed(None, limit)
+        due, limit = work.deadline, work.limit
+        now = 0.0
+        if timeout is not None or due != inf:
+            now = self.now()
+            due, limit = first_limit(work, timeout, now)
+            if is_too_late(work, due, limit, now):
+                return Failed(None, limit)
         reply: Any = None
         error: BaseException | None = None
         self._tries[task] = this = TaskTry(work, due, limit, task)
         current_attempt.set(this)
-        if due < self._deadlines.watch_at:
+        if due < self._deadlines.watch_at:  # so it is not infinite, and `now` is set
             self._watch_from(due, now)
         try:
             this.awaited = awaited = check_awaitable(call(*arguments), call)

@@ -65,10 +65,14 @@ class ThreadTry(Try):
     __slots__ = ("ident", "landing", "raises", "running", "sent")
 
     def __init__(self, work: Work, due: float, limit: TimeLimit, ident: int, *, raises: bool) -> None:
-        super().__init__(work, due, limit)
+        # Not by super().__init__(): every attempt pays for it.
+        self.expired = self.over = self.sent = False
+        self._cancellers = []
+        self.work = work
+        self.due = due
+        self.limit = limit
         self.ident = ident
         self.raises = raises
-        self.sent = False
         self.running = [True]
         self.landing = [True]
 
@@ -146,10 +150,12 @@ class BlockingPorts:
     ) -> Any:
         if self._deadlines.hurried and type(work) is Life:
             return self._deadlines.refuse(work)
-        now = self.now()
-        due, limit = first_limit(work, timeout, now)
-        if is_too_late(work, due, limit, now):
-            return Failed(None, limit)
+        due, limit = work.deadline, work.limit
+        if timeout is not None or due != inf:
+            now = self.now()
+            due, limit = first_limit(work, timeout, now)
+            if is_too_late(work, due, limit, now):
+                return Failed(None, limit)
         ident = threading.get_ident()
         reply: Any = None
         error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""Bounded work: at most `size` transactions in flight, refilled as they end; and at most one per id.
+"""Bounded work: at most `size` transactions in flight, refilled as they end; and at most one per id (`guards/ids.py`).
 
 Workers (threads or tasks) run the script `work`. How they wait for an item, enter a life's context and start is up
 to `SlotPorts`.
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from onceward.task.exceptions import failure_category
 from onceward.task.groups.pace import GroupPace
 from onceward.task.groups.together import WAIT, Together, finish, work_together
+from onceward.task.guards.ids import IdsInFlight
 from onceward.task.lifecycle import LifePorts, live
 from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
@@ -283,6 +284,24 @@ class Slots:
         if left == self.wake_at:
             self.ports.wake()
 
+    def end_all(self, ended: Sequence[tuple[Life, Outcome]]) -> None:
+        """`end` for lives that need no more than a successful first attempt: see `early_outcome`."""
+        if not ended:
+            return
+        for life, outcome in ended:
+            self._ids.release(life)
+            life.context = NO_CONTEXT
+            if self.on_outcome is not None:
+                self.on_outcome(outcome)
+        if self.settled is not None:
+            self.settled.extend([Settlement(life.transaction, DONE) for life, _ in ended])
+        with self._lock:
+            self.tally.succeeded += len(ended)
+            before, self.pending = self.pending, self.pending - len(ended)
+            left = self.pending
+        if left <= self.wake_at < before:
+            self.ports.wake()
+
     def _exit(self, life: Life, error: BaseException) -> None:
         if life.script is not None:
             life.script.close()
@@ -358,90 +377,3 @@ class Slots:
             settlement = self.deferred.pop(id(life), None)
             if self.settled is not None and settlement is not None:
                 self.settled.append(settlement)
-
-
-class Waiting(Protocol):
-    """Where lives wait for their id: the slots of one call."""
-
-    def call_up(self, life: Life) -> None:
-        """Start this life: it is its turn."""
-        ...
-
-
-class IdsInFlight:
-    """The life that holds each id, and the lives waiting for it, in order of arrival.
-
-    Two transactions with the same id never run at once in one task instance. Slots take a free id with
-    `holders.setdefault(id, life) is life`, one atomic operation; the lock is for the rare id that is already held.
-    """
-
-    def __init__(self) -> None:
-        self.holders: dict[str, Life] = {}
-        self._waiting: dict[str, deque[tuple[Waiting, Life]]] = {}
-        self._lock = threading.Lock()
-
-    def wait(self, life: Life, place: Waiting) -> bool:
-        """Queue for an id that another life holds; `place.call_up` follows when it is this life's turn.
-
-        Returns True if there is no need to wait: the holder has left meanwhile and the id is ours, or the holder is
-        stuck and `life` goes on, marked as blocked.
-        """
-        key = life.transaction.id
-        with self._lock:
-            # Queue first, then check again: a holder that leaves now either sees us or frees the id.
-            line = self._waiting.setdefault(key, deque())
-            line.append((place, life))
-            holder = self.holders.setdefault(key, life)
-            if holder is not life and not holder.stuck:
-                return False
-            life.blocked = holder.stuck
-            line.pop()
-            if not line:
-                del self._waiting[key]
-            return True
-
-    def release(self, life: Life) -> None:
-        """Release the id, to the next in line if there is one. No-op for a life that does not hold it."""
-        key = life.transaction.id
-        if self.holders.get(key) is not life:
-            return
-        if not self._waiting:
-            del self.holders[key]
-            if not self._waiting:
-                return
-        with self._lock:
-            line = self._waiting.get(key)
-            if line is None:
-                if self.holders.get(key) is life:
-                    del self.holders[key]
-                return
-            place, successor = line[0]
-            if self.holders.get(key) is life:
-                self.holders[key] = successor
-            elif self.holders.setdefault(key, successor) is not successor:
-                return  # a newcomer was faster; it calls up the next when it leaves
-            line.popleft()
-            if not line:
-                del self._waiting[key]
-        place.call_up(successor)
-
-    def block(self, life: Life) -> None:
-        """`life` is stuck: lives waiting for its id go on as blocked."""
-        with self._lock:
-            line = self._waiting.pop(life.transaction.id, deque())
-        for place, waiting in line:
-            waiting.blocked = True
-            place.call_up(waiting)
-
-    def withdraw(self, place: Waiting) -> list[Life]:
-        """Remove the lives of `place` from the queue, and return them."""
-        withdrawn: list[Life] = []
-        with self._lock:
-            for key, line in list(self._waiting.items()):
-                withdrawn += [life for where, life in line if where is place]
-                stay = deque((where, life) for where, life in line if where is not place)
-                if stay:
-                    self._waiting[key] = stay
-                else:
-                    del self._waiting[key]
-        return withdrawn

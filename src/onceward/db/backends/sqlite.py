@@ -11,7 +11,6 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -148,7 +147,13 @@ class Sqlite:
         self, connection: Connection, runner: Any, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
         try:
-            return _run_here(runner, sql, values, before)
+            if not isinstance(runner, sqlite3.Connection):
+                return _run_in_loop(runner, sql, values, before)
+            if before:
+                _check_in_transaction(runner)
+                for words in before:
+                    runner.execute(words)
+            return _run(runner, sql, values)
         except sqlite3.Error as error:
             translate(connection, error, sql, values)
 
@@ -156,7 +161,7 @@ class Sqlite:
         self, connection: Connection, runner: Any, sql: str, values: Any, before: Sequence[str] = ()
     ) -> tuple[int, Any] | None:
         try:
-            return _run_here(runner, sql, values, before)
+            return _run_in_loop(runner, sql, values, before)
         except sqlite3.Error as error:
             await translate_async(connection, error, sql, values)
 
@@ -168,22 +173,23 @@ class Sqlite:
         """Do nothing: no other session can write to this database until this one ends."""
 
 
-def _run_here(driver: Any, sql: str, values: Any, before: Sequence[str]) -> tuple[int, Any] | None:
-    """Run it in this thread, if it may run there."""
-    if before and not driver.in_transaction:
-        # A savepoint would begin a transaction, and its end would commit.
+def _check_in_transaction(driver: Any) -> None:
+    """Raise if it is in none: a savepoint would begin one, and its end would commit."""
+    if not driver.in_transaction:
         raise SessionError(ENDED_WITHIN)
-    if isinstance(driver, sqlite3.Connection):
-        for words in before:
-            driver.execute(words)
-        return _run(driver, sql, values)
+
+
+def _run_in_loop(driver: Any, sql: str, values: Any, before: Sequence[str]) -> tuple[int, Any] | None:
+    """Run it in the thread of the event loop, if it may run there."""
+    if before:
+        _check_in_transaction(driver)
     if not (hasattr(driver, "takes") and driver.takes(sql) and driver.takes_more):
         return None
     plain = driver._conn
     for words in before:
         plain.execute(words)
     try:
-        result: tuple[int, Any] = driver.run_here(sql, partial(_run, plain, sql, values))
+        result: tuple[int, Any] = driver.run_here(sql, _run, plain, sql, values)
         return result
     except sqlite3.Error as error:
         if getattr(error, "broken_off", False) and not before and driver.in_transaction:
@@ -203,7 +209,9 @@ _NEXT_PART: Final = tuple((f"RELEASE {_part(number + 1)}", f"SAVEPOINT {_part(nu
 
 def _run(plain: sqlite3.Connection, sql: str, values: Any) -> tuple[int, Any]:
     cursor = plain.execute(sql, values)
-    row = cursor.fetchone() if cursor.description else None
+    if cursor.description is None:
+        return cursor.rowcount, None
+    row = cursor.fetchone()
     result = cursor.rowcount, row
     if row is not None:
         cursor.close()  # one that has no rows has ended

@@ -94,19 +94,24 @@ class LoopConnection(Connection):
             self.repeated
             and self._paces.get(sql, inf) <= SHORT
             and not self._handed_over
-            and self._conn.in_transaction
+            and self.in_transaction
         )
+
+    @property
+    def in_transaction(self) -> bool:
+        # Not by `_conn`, which is a property, too: this is asked for every statement.
+        return self._connection is not None and self._connection.in_transaction
 
     @property
     def takes_more(self) -> bool:
         """Whether the event loop need not get its turn first."""
         return self._spent < TURN
 
-    def run_here(self, sql: str, call: Callable[[], T]) -> T:
+    def run_here(self, sql: str, call: Callable[..., T], *args: Any) -> T:
         began = perf_counter()
         self._until = began + TOO_LONG
         try:
-            return call()
+            return call(*args)
         except sqlite3.OperationalError as error:
             if not self._broken_off:
                 raise

@@ -94,7 +94,10 @@ class EventAttempt:
         if contract.model is not None or event.schema_version != contract.schema_version:
             with UserCode(f"an upcaster or the model of {contract.consumer_id}"):
                 event = upcast(contract, event)
-        self.event = with_token(event, start) if event.lock_token is None else event
+        if event.lock_token is None:
+            own = event is not self.original  # `upcast` has made a copy
+            event = with_token(event, start, own=own)
+        self.event = event
 
     def count(self, handling: Any, retries: int) -> None:
         if self.metrics is not None:

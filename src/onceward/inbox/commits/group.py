@@ -137,9 +137,7 @@ class CommitGroup:
             attempt.prepare(attempt.start)
             if self._whole is None:
                 await self._open()
-            session = processor.ports.part(self._whole, len(self._kept))
-            session.event = attempt.event
-            result = await self._in_part(attempt, session)
+            result = await self._in_part(attempt)
         except (OutOfTurn, MissingDay, Busy) as error:
             raise self.leave_out(transaction) from error
         except BaseException as error:
@@ -175,12 +173,15 @@ class CommitGroup:
             self._in_gate = False
             self._processor.ports.gate.let_out()
 
-    async def _in_part(self, attempt: EventAttempt, session: Any) -> Result:
+    async def _in_part(self, attempt: EventAttempt) -> Result:
         error: BaseException | None = None
-        gate = self._processor.ports.gate
+        ports = self._processor.ports
+        session: Any = ports.part(self._whole, len(self._kept))
+        session.event = attempt.event
+        port = session.port
         began = time.perf_counter()
-        await session.port.enter()
-        gate.step_in()
+        port.open_part()
+        ports.gate.step_in()
         try:
             # The first looks for its open dead letter at once; one statement before the commit does for the others.
             return await self._processor.in_transaction(attempt, session, letters=not self._kept)
@@ -188,9 +189,10 @@ class CommitGroup:
             error = raised
             raise
         finally:
-            gate.step_back()
+            ports.gate.step_back()
             self.seconds += time.perf_counter() - began
-            await session.port.leave(error)
+            if not port.end_at_once(error):
+                await port.leave(error)
 
     async def decide(self) -> None:
         """Commit. If that fails, nothing of the group has happened."""

@@ -6,11 +6,11 @@ second row of one id would be possible. It is the day in a UUID of version 7. Al
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
+import msgspec
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
@@ -161,11 +161,11 @@ class PostgreSqlStore(Store):
     def record_starts(
         self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
     ) -> list[tuple[str, int]]:
-        rows = json.dumps([(key.tracking_id, key.day) for key in events])
+        rows = msgspec.json.encode([(tracking_id, day) for _, tracking_id, day in events]).decode()
         result = self.run(
             transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease, owner=self.owner
         )
-        return [(tracking_id, starts) for tracking_id, starts in result]
+        return [(tracking_id, starts) for tracking_id, starts in result.all()]
 
     def forget_attempts(
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
+import msgspec
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -76,11 +77,11 @@ class SqliteStore(Store):
     def record_starts(
         self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
     ) -> list[tuple[str, int]]:
-        rows = json.dumps([(key.tracking_id, key.day) for key in events])
+        rows = msgspec.json.encode([(tracking_id, day) for _, tracking_id, day in events]).decode()
         result = self.run(
             transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease, owner=self.owner
         )
-        return [(tracking_id, starts) for tracking_id, starts in result]
+        return [(tracking_id, starts) for tracking_id, starts in result.all()]
 
     def forget_attempts(
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str]

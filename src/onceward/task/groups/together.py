@@ -15,6 +15,7 @@ from itertools import zip_longest
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from onceward.task.lifecycle import early_outcome
 from onceward.task.script import ENDING, Exited, Failed, Script
 from onceward.task.work import Life, Outcome
 from onceward.transaction import Transaction
@@ -147,9 +148,6 @@ def live_together(slots: Slots, life: Life, *, in_turn: bool) -> Script[bool]:
     slots.pace.end(
         unit, grouped=in_turn, events=len(replies), handlers=unit.seconds, whole=monotonic() - began
     )
-    if in_turn:
-        assert slots.turns is not None
-        slots.turns.give()
     if type(decided) is Exited:
         exited = decided
     for each, reply in zip(group.lives, replies, strict=True):
@@ -159,6 +157,13 @@ def live_together(slots: Slots, life: Life, *, in_turn: bool) -> Script[bool]:
         else:
             repeats = type(decided) is Failed or unit.repeats(each.transaction)
             group.rest.append((each, REPEAT if repeats else reply))
+    # In its turn: two workers that do not wait for anything would only disturb each other.
+    left = end_quick(slots, group)
+    if left is not None:
+        group.rest.appendleft(left)
+    if in_turn:
+        assert slots.turns is not None
+        slots.turns.give()
     return (yield from finish(slots, group)) or exited is not None
 
 
@@ -212,10 +217,10 @@ def finish(slots: Slots, group: Together) -> Script[bool]:
     """Take what is left of a group from the first attempts to their outcomes."""
     ports, over = slots.ports, False
     while True:
-        try:
-            life, reply = group.rest.popleft()
-        except IndexError:
+        left = end_quick(slots, group)
+        if left is None:
             return over
+        life, reply = left
         if reply is REPEAT:
             life.unit, life.again = None, True
             outcome = yield ports.enter, (life,)
@@ -225,3 +230,20 @@ def finish(slots: Slots, group: Together) -> Script[bool]:
             over = True
         else:
             slots.end(life, outcome)
+
+
+def end_quick(slots: Slots, group: Together) -> tuple[Life, Any] | None:
+    """End the next lives of a group that need no more than their first attempt, all at once. Returns the first that
+    does; it is no longer among the rest."""
+    ended: list[tuple[Life, Outcome]] = []
+    left: tuple[Life, Any] | None = None
+    with suppress(IndexError):
+        while left is None:
+            life, reply = group.rest.popleft()
+            outcome = None if reply is REPEAT else early_outcome(life, reply)
+            if outcome is None:
+                left = life, reply
+            else:
+                ended.append((life, outcome))
+    slots.end_all(ended)
+    return left
