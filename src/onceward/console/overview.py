@@ -76,7 +76,7 @@ def _outbox(backstage: Backstage) -> dict[str, Any] | None:
     return {
         "waiting": max(each["outbox_waiting"] for each in relays),
         "oldest": max(each["outbox_oldest_seconds"] or 0.0 for each in relays),
-        "why": next((why for each in relays if (why := each["held"] or each["problem"])), None),
+        "why": next((why for each in relays if (why := each.get("held") or each["problem"])), None),
     }
 
 

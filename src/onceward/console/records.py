@@ -50,7 +50,7 @@ async def outbox(request: Request) -> Response:
         may_act=allow(request, Role.OPERATOR),
         knows_runs=console.backstage.knows_runs,
         relays=relays,
-        waits=sorted({each["held"] or each["problem"] for each in relays} - {None}),
+        waits=sorted({each.get("held") or each["problem"] for each in relays} - {None}),
         **values,
     )
 
