@@ -44,3 +44,9 @@ def _escape(found: re.Match[str]) -> str:
 def storable(text: str) -> str:
     """Escape lone surrogates and zero bytes, which some databases refuse."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def strip_category(error: str, message_id: str) -> str:
+    """The exception and its text without the category and id that the engine and the inbox put before them."""
+    before, is_there, rest = error.partition(f" [{message_id}]: ")
+    return (rest if is_there and before.isupper() else error).removeprefix(f"event {message_id!r}: ")

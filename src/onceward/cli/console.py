@@ -109,7 +109,7 @@ def _serve(target: str, listen: str, access: Access, runs: list[str]) -> NoRetur
     from onceward.app.lookup import load_app
     from onceward.console.backstage import Backstage
     from onceward.console.site import check_address, create
-    from onceward.run.health import parse_address
+    from onceward.run.health.pages import parse_address
 
     loaded = load_app(target)
     loaded.check()
@@ -131,6 +131,6 @@ async def _until_stopped(site: Any, host: str, port: int) -> None:
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, stopped.set)
-    async with serve(site, host, port) as url:
+    async with serve(site, host, port, "--listen") as url:
         echo(f"The console is at {url}/ until Ctrl-C.")
         await stopped.wait()

@@ -77,7 +77,11 @@ def run(
     ] = None,
     console: Annotated[
         str | None,
-        option("HOST:PORT", "Serve the console, and the pages of --health with it.", show_default="off"),
+        option(
+            "HOST:PORT",
+            "Serve the console, and the pages of --health with it; may be the same address.",
+            show_default="off",
+        ),
     ] = None,
     users: Annotated[
         Path | None,
@@ -181,7 +185,8 @@ def _console(app: Onceward) -> Site | None:
     from onceward.cli.console import access_of
     from onceward.console.backstage import Backstage
     from onceward.console.site import check_address, create, serve
-    from onceward.run.health import Pages, parse_address
+    from onceward.run.health.pages import Pages, parse_address
+    from onceward.run.run import shares_address
     from onceward.run.samples import Samples
 
     settings = app.settings
@@ -199,8 +204,14 @@ def _console(app: Onceward) -> Site | None:
             redact=settings.console_redact,
             trace_url=settings.console_trace_url,
         )
-        made = create(app, access=access, backstage=backstage, probes=lambda path: pages.by_path[path]())
-        return serve(made, host, port)
+        made = create(
+            app,
+            access=access,
+            backstage=backstage,
+            probes=pages.by_path,
+            open_probes=shares_address(settings),
+        )
+        return serve(made, host, port, "--console")
 
     return site
 

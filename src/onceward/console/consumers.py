@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -46,7 +47,7 @@ async def check(request: Request) -> Response:
     console: Console = request.app.state.console
     name = _consumer_of(request).name
     await run_in_threadpool(console.backstage.check, name)
-    return console.go(request, f"/consumers/{name}")
+    return console.go(request, f"/consumers/{quote(name, safe='')}")
 
 
 async def pause(request: Request) -> Response:
@@ -79,7 +80,7 @@ async def _set_pause(request: Request, action: str) -> Response:
         return changed
 
     changed = await run_in_threadpool(run)
-    return console.go(request, f"/consumers/{found.name}", action if changed else "nothing")
+    return console.go(request, f"/consumers/{quote(found.name, safe='')}", action if changed else "nothing")
 
 
 def _consumer_of(request: Request) -> Consumer:

@@ -23,8 +23,8 @@ from onceward.errors import ConfigurationError
 
 SESSION, TOKEN = "onceward_session", "onceward_csrf"
 FIELD = "csrf"
-OPEN = ("/static/", "/login", "/livez", "/readyz")
-"""Paths that need no user."""
+LOGIN, FILES = "/login", "/static/"
+"""Paths that need no user, next to probes."""
 SAFE = ("GET", "HEAD")
 LARGEST = 2 * 1024 * 1024
 """Bytes of a form."""
@@ -55,8 +55,9 @@ Call = Callable[[Request], Awaitable[Response]]
 class ConsoleGuard:
     """Call `answer` for each request. It puts the user into `request.state.user`."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, probes: frozenset[str]) -> None:
         self._access = access
+        self._open = probes | {LOGIN}
         self._failures: dict[str, deque[float]] = {}
         self._ended: dict[str, float] = {}
         """Sessions that somebody logged out of, and when they would have expired."""
@@ -88,7 +89,7 @@ class ConsoleGuard:
         except ConfigurationError as error:
             _log.error("%s", error)
             return PlainTextResponse(f"{UNREADABLE}\n", 503)
-        if user is None and not path.startswith(OPEN):
+        if user is None and path not in self._open and not path.startswith(FILES):
             return self._ask_to_log_in(request)
         if request.method not in SAFE:
             return await self._refuse_change(request)
@@ -110,10 +111,13 @@ class ConsoleGuard:
         if access.authenticate is not None:
             found = access.authenticate(request)
             return await found if inspect.isawaitable(found) else found
-        name = request.headers.get(access.header or "", "").strip()
-        if not name or not access.is_trusted_proxy(peer_of(request)):
+        names, roles = (
+            request.headers.getlist(each) if each else [] for each in (access.header, access.role_header)
+        )
+        name = names[0].strip() if len(names) == 1 else ""  # a second one: the client sent it, too
+        if not name or len(roles) > 1 or not access.is_trusted_proxy(peer_of(request)):
             return None
-        role = request.headers.get(access.role_header, "").strip() if access.role_header else ""
+        role = roles[0].strip() if roles else ""
         return User(name[:64], Role.__members__.get(role.upper(), Role.VIEWER))
 
     def _ask_to_log_in(self, request: Request) -> Response:
@@ -209,7 +213,7 @@ class ConsoleGuard:
             value,
             max_age=seconds,
             path=_cookie_path(request),
-            secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto")),
+            secure="https" in (request.url.scheme, _forwarded_scheme(request)),
             httponly=True,
             samesite="strict",
         )
@@ -217,6 +221,11 @@ class ConsoleGuard:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 20
+
+
+def _forwarded_scheme(request: Request) -> str:
+    """How the browser reached the first of the proxies."""
+    return request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
 
 
 def allow(request: Request, role: Role) -> bool:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -54,6 +55,13 @@ def filter_of(given: Mapping[str, Any]) -> Filter:
     except ValueError:
         raise ConfigurationError("a filter's until is a number, and its ids are numbers") from None
     return Filter(**fields)
+
+
+def number_of(given: str, what: str) -> int:
+    """A whole number that a database can hold. `what` is the error, if it is not."""
+    if not (given.isascii() and given.isdigit() and len(given) <= 18):
+        raise ConfigurationError(what)
+    return int(given)
 
 
 def form_of(wanted: Filter) -> dict[str, str]:
@@ -103,7 +111,7 @@ async def group(request: Request) -> Response:
     """The letters of a group, and what can be done with exactly those."""
     console: Console = request.app.state.console
     wanted = filter_of({"status": "open", **request.query_params})
-    after = int(request.query_params.get("after") or 0)
+    after = number_of(request.query_params.get("after") or "0", "a page begins after the number of a letter")
 
     def read() -> dict[str, Any]:
         letters = console.backstage.letters
@@ -114,7 +122,7 @@ async def group(request: Request) -> Response:
             if shown.until is None:  # the microsecond that a time of Python may be too early
                 last = max(each.last_at for each in found).timestamp() + 1e-6
                 shown = msgspec.structs.replace(wanted, until=last)
-        listed = run_blocking(letters.operations.find(shown, PAGE, after))
+        listed = run_blocking(letters.operations.find(shown, PAGE + 1, after))
         rcas = [each for each in letters.rcas(limit=50) if each["closed_at"] is None]
         poison = shown.category in (None, Category.POISON) and letters.count(
             msgspec.structs.replace(shown, category=Category.POISON)
@@ -123,7 +131,8 @@ async def group(request: Request) -> Response:
             "shown": form_of(shown),
             "found": found,
             "total": total,
-            "letters": listed,
+            "letters": listed[:PAGE],
+            "more": len(listed) > PAGE,
             "rcas": rcas,
             "has_poison": bool(poison),
         }
@@ -171,7 +180,12 @@ async def letter(request: Request) -> Response:
         if draft.letter.aggregate_id is not None:
             same = Filter(consumer=draft.letter.consumer, aggregate_id=draft.letter.aggregate_id)
             behind = letters.count(same) - 1
-        return {"letter": draft.letter, "behind": behind, **payload_of(console.backstage, draft, whole)}
+        return {
+            "letter": draft.letter,
+            "behind": behind,
+            "history": history_of(draft.letter),
+            **payload_of(console.backstage, draft, whole),
+        }
 
     values = await run_in_threadpool(read)
     found: DeadLetter = values["letter"]
@@ -180,7 +194,9 @@ async def letter(request: Request) -> Response:
         request,
         "letter.html",
         owner=consumer,
-        trace_url=trace.replace("{trace_id}", found.trace_id) if trace and found.trace_id else None,
+        trace_url=trace.replace("{trace_id}", quote(found.trace_id, safe=""))
+        if trace and found.trace_id
+        else None,
         shown={"consumer": found.consumer, "ids": str(found.id), "status": "open"},
         may_act=allow(request, Role.OPERATOR),
         may_discard=allow(request, Role.ADMIN),
@@ -194,6 +210,17 @@ async def letter(request: Request) -> Response:
         **redrive_defaults(1),
         **values,
     )
+
+
+def history_of(letter: DeadLetter) -> list[dict[str, Any]]:
+    """Its failures, the last first; those in a row that are the same are one."""
+    found: list[dict[str, Any]] = []
+    for each in letter.history:
+        if found and (found[-1]["error"], found[-1]["where"]) == (each.error, each.where):
+            found[-1] |= {"last_at": each.at, "attempt": each.attempt, "times": found[-1]["times"] + 1}
+        else:
+            found.append({**msgspec.structs.asdict(each), "last_at": each.at, "times": 1})
+    return found[::-1]
 
 
 def payload_of(backstage: Backstage, draft: Draft, whole: bool) -> dict[str, Any]:
@@ -316,18 +343,17 @@ async def redrive(request: Request) -> Response:
         return console.refuse(request, Role.OPERATOR)
     form, user = request.state.form, request.state.user.name
     wanted = filter_of({**form, "status": ""})
-    rca_id, rate = str(form.get("rca") or ""), str(form.get("rate") or RATE)
-    if not rate.isdigit() or (rca_id and not rca_id.isdigit()):
-        raise ConfigurationError("the pace and the number of a root cause are whole numbers")
+    whole = "the pace and the number of a root cause are whole numbers"
+    rca_id, rate = str(form.get("rca") or ""), number_of(str(form.get("rate") or RATE), whole)
 
     def run() -> str:
-        category = Category(str(form.get("cause_category") or Category.BUSINESS))
+        category: Any = form.get("cause_category") or Category.BUSINESS
         new = Rca(category=category, root_cause=str(form.get("root_cause")), fix_ref=str(form.get("fix_ref")))
         made = console.backstage.letters.redrive(
             wanted,
-            rca=int(rca_id) if rca_id else new,
+            rca=number_of(rca_id, whole) if rca_id else new,
             operator=user,
-            rate=int(rate),
+            rate=rate,
             redrive_id=str(form.get("redrive_id") or "") or None,
             poison_fixed=bool(form.get("poison_fixed")),
         )
@@ -354,7 +380,7 @@ async def act(request: Request) -> Response:
 
     done = await run_in_threadpool(run)
     back = f"/letters/{wanted.ids[0]}" if len(wanted.ids) == 1 else "/letters"
-    return console.go(request, back, f"{action}:{done}")
+    return console.go(request, back, f"{action}:{done}" if done else "nothing")
 
 
 async def redrives(request: Request) -> Response:
@@ -384,4 +410,17 @@ async def one_redrive(request: Request) -> Response:
         return {"redrive": found, "rca": rca}
 
     part = "_redrive.html" if request.headers.get("hx-request") else "redrive.html"
-    return console.page(request, part, **await run_in_threadpool(read))
+    may_act = allow(request, Role.OPERATOR)
+    return console.page(request, part, may_act=may_act, **await run_in_threadpool(read))
+
+
+async def stop_redrive(request: Request) -> Response:
+    """Give back the letters that no worker has yet."""
+    console: Console = request.app.state.console
+    if not allow(request, Role.OPERATOR):
+        return console.refuse(request, Role.OPERATOR)
+    reason, user = str(request.state.form.get("reason", "")), request.state.user.name
+    wanted = request.path_params["id"]
+    letters = console.backstage.letters
+    opened = await run_in_threadpool(lambda: letters.stop_redrive(wanted, reason=reason, operator=user))
+    return console.go(request, f"/redrives/{quote(wanted, safe='')}", f"stop:{opened}")

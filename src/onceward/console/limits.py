@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from onceward.app.app import RELAY
 from onceward.app.build import limit_scope
 from onceward.console.consumers import limited
 from onceward.failures.board import CONSUMER, shown, subjects_of
@@ -66,10 +67,15 @@ def _waits(backstage: Backstage, holds: Holds | None) -> list[dict[str, Any]]:
     """What the workers wait for that no record of the database says: their source, the database itself; without a
     database, everything."""
     return [
-        {"consumer": each["consumer"], "worker": each["worker"], "why": each["problem"] or each.get("held")}
+        {
+            "consumer": each["consumer"],
+            "is_relay": each["consumer"] == RELAY,
+            "worker": each["worker"],
+            "why": each["problem"] or each.get("held"),
+        }
         for worker in backstage.workers()
         for each in ({**one, "worker": worker["worker"]} for one in worker["consumers"])
-        if each["problem"] or (holds is None and each.get("held"))
+        if each["problem"] or (each.get("held") and (holds is None or each["consumer"] == RELAY))
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from onceward._text import BEYOND_JSON, printable_lines, quantity
+from onceward._text import BEYOND_JSON, printable_lines, quantity, strip_category
 from onceward.console.history import Counted
 from onceward.failures.states import Down
 
@@ -31,11 +31,13 @@ def environment() -> Environment:
         "ago": ago,
         "as_sent": as_sent,
         "at_step": at_step,
+        "because": because,
         "brief": brief,
         "clock": clock,
         "count": count,
         "details": details,
         "duration": duration,
+        "error_of": strip_category,
         "in_contract": in_contract,
         "in_policy": in_policy,
         "in_words": quantity,
@@ -105,6 +107,21 @@ def in_policy(value: Any, name: str) -> str:
     """A field of a policy or the source. Durations are seconds, and stay as they are written in a file."""
     is_time = name.rpartition(".")[2] in ("timeout", "transaction_timeout", "backoff", "backoff_cap")
     return f"{value:g} s" if is_time and isinstance(value, int | float) else str(value)
+
+
+REASONS = {
+    "max_deliveries": "it failed as often as it is delivered",
+    "failed": "it failed, and another try would not help",
+    "failed again": "it failed again after a redrive",
+    "never ended": "it never came to an end",
+    "undecodable": "its bytes cannot be read",
+    "trimmed": "its source removed it too early",
+}
+"""Why a message became a dead letter, in words."""
+
+
+def because(reason: str) -> str:
+    return REASONS.get(reason, reason.replace("_", " "))
 
 
 def size(value: float | None) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from onceward.app.app import RELAY
 from onceward.app.build import consumer_id
 from onceward.console.history import ConsumerHistory
 from onceward.failures.board import shown
@@ -34,7 +36,7 @@ async def events(request: Request) -> Response:
 
     async def pictures() -> AsyncIterator[str]:
         last = ""
-        while not console.stopping and not await request.is_disconnected():
+        while not console.stopping.is_set() and not await request.is_disconnected():
             html = console.render(request, "_overview.html", **picture(console.backstage))
             if html != last:
                 lines = "".join(f"data: {line}\n" for line in html.splitlines())
@@ -42,7 +44,8 @@ async def events(request: Request) -> Response:
                 last = html
             else:
                 yield ": still here\n\n"
-            await asyncio.sleep(LIVE_EVERY)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(console.stopping.wait(), LIVE_EVERY)
 
     return StreamingResponse(pictures(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
@@ -61,7 +64,27 @@ def picture(backstage: Backstage) -> dict[str, Any]:
         if (rates := [each["rate"] for each in rows if each["rate"] is not None])
         else None,
         "verdicts": [each["verdict"] for each in rows],
+        "outbox": _outbox(backstage),
     }
+
+
+def _outbox(backstage: Backstage) -> dict[str, Any] | None:
+    """What waits in the outbox, and why; None if no relay says."""
+    relays = [each for each in backstage.status(RELAY) if each.get("outbox_waiting") is not None]
+    if not relays:
+        return None
+    return {
+        "waiting": max(each["outbox_waiting"] for each in relays),
+        "oldest": max(each["outbox_oldest_seconds"] or 0.0 for each in relays),
+        "why": next((why for each in relays if (why := each.get("held") or each["problem"])), None),
+    }
+
+
+def _were_stuck(backstage: Backstage, name: str) -> int:
+    """Attempts whose processes were replaced; those that are stuck now are not among them."""
+    return sum(
+        each["consumer"] == name for worker in backstage.workers() for each in worker.get("were_stuck", ())
+    )
 
 
 def _sum(numbers: Any) -> int | None:
@@ -98,6 +121,7 @@ def row(backstage: Backstage, name: str) -> dict[str, Any]:
         "minutes": list(history.minutes),
         "failed": None if history.total is None else history.total.failed,
         "stuck": sum(each["stuck"] for each in status),
+        "were_stuck": _were_stuck(backstage, name),
         "waiting": source.waiting if source is not None else None,
         "in_flight": source.in_flight if source is not None else None,
         "delayed": source.delayed if source is not None else None,

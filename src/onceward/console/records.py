@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from onceward.app.app import RELAY
 from onceward.console.access import Role
 from onceward.console.guard import allow
 from onceward.inspection.life import life_of
@@ -40,8 +41,18 @@ async def outbox(request: Request) -> Response:
         return {"counts": queries.counts(), "messages": queries.find(state=state, limit=LISTED)}
 
     values = await run_in_threadpool(read)
-    may_act = allow(request, Role.OPERATOR)
-    return console.page(request, "outbox.html", meaning=MEANING, state=state, may_act=may_act, **values)
+    relays = console.backstage.status(RELAY)
+    return console.page(
+        request,
+        "outbox.html",
+        meaning=MEANING,
+        state=state,
+        may_act=allow(request, Role.OPERATOR),
+        knows_runs=console.backstage.knows_runs,
+        relays=relays,
+        waits=sorted({each.get("held") or each["problem"] for each in relays} - {None}),
+        **values,
+    )
 
 
 async def retry(request: Request) -> Response:
@@ -51,7 +62,7 @@ async def retry(request: Request) -> Response:
     form, user = request.state.form, request.state.user.name
     ids = [str(form.get("id", ""))]
     done = await run_in_threadpool(lambda: console.backstage.outbox.retry(ids, operator=user))
-    return console.go(request, "/outbox", f"retry:{len(done)}")
+    return console.go(request, "/outbox", "retry" if done else "nothing")
 
 
 async def audit(request: Request) -> Response:

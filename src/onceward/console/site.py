@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 
 from onceward._environment import names_production
@@ -26,23 +25,23 @@ from onceward.console.guard import ConsoleGuard, allow
 from onceward.console.look import environment
 from onceward.deadletters import EditRefusedError, RedriveRefusedError
 from onceward.errors import ConfigurationError, OncewardError
+from onceward.run.health.pages import verdict
+from onceward.run.health.probes import ByPath, HealthPage, Probes
+from onceward.run.health.series import TYPE, Series
 from onceward.telemetry.redaction import redact
-
-if TYPE_CHECKING:
-    from onceward.run.health import HealthPage
 
 NOTES = {
     "edited": "The corrected payload is stored. The next redrive delivers it.",
     "hold": "{} now held.",
     "release": "{} released.",
     "discard": "{} discarded.",
-    "retry": "{} tried again now.",
+    "retry": "The message is tried again now.",
+    "stop": "The redrive is stopped: {} open again.",
     "pause": "It is paused. Running processes notice within two seconds, and finish what their handlers have begun.",
     "resume": "It is resumed. Running processes notice within two seconds.",
     "nothing": "Nothing was changed: another operator was first.",
 }
 """What an action says on the page that follows it."""
-PROBES = ("/livez", "/readyz", "/progress", "/metrics")
 
 
 class Console:
@@ -52,7 +51,7 @@ class Console:
         self.backstage = backstage
         self.guard = guard
         self.access = access
-        self.stopping = False
+        self.stopping = asyncio.Event()
         self._templates = environment()
 
     def render(self, request: Request, template: str, /, **values: Any) -> str:
@@ -112,12 +111,14 @@ def create(
     redact: Sequence[str] = (),
     trace_url: str | None = None,
     backstage: Backstage | None = None,
-    probes: Callable[[str], HealthPage] | None = None,
+    probes: ByPath | None = None,
+    open_probes: bool = False,
 ) -> Starlette:
     """Return the console of an app, to serve or to mount: `web.mount("/ops", onceward.console.create(app))`.
 
     Without `access` it answers only requests from this machine, and refuses to be made in production. `redact` adds
-    names or paths of payload fields to hide. `trace_url` is a link with `{trace_id}` in it.
+    names or paths of payload fields to hide. `trace_url` is a link with `{trace_id}` in it. `/livez` and `/readyz` need
+    no user; `/progress` and `/metrics` do, unless `open_probes` is set.
     """
     access = access or Access()
     if access.is_open and backstage is None and names_production(app.settings.env):
@@ -127,7 +128,8 @@ def create(
         )
     rules = (*redact, *app.settings.console_redact)
     stage = backstage or Backstage(app, redact=rules, trace_url=trace_url or app.settings.console_trace_url)
-    guard = ConsoleGuard(access)
+    pages = own_pages(stage) if probes is None else probes
+    guard = ConsoleGuard(access, frozenset(pages if open_probes else ("/livez", "/readyz")))
     console = Console(stage, guard, access)
 
     async def begin(request: Request, call: Any) -> Response:
@@ -137,7 +139,7 @@ def create(
     site = Starlette(
         routes=[
             *_routes(),
-            *_probes(stage, probes),
+            *(Route(path, Probes(pages)) for path in pages),
             Mount("/static", Assets()),
         ],
         exception_handlers={
@@ -147,6 +149,7 @@ def create(
             500: _explain,
         },
     )
+    site.router.redirect_slashes = False  # it would name the host, and the scheme behind a proxy
     site.add_middleware(BaseHTTPMiddleware, dispatch=begin)
     site.state.console = console
     return site
@@ -174,6 +177,7 @@ def _routes() -> list[Route]:
         ),
         Route("/redrives", letters.redrives, methods=get),
         Route("/redrives/{id}", letters.one_redrive, methods=get),
+        Route("/redrives/{id}/stop", letters.stop_redrive, methods=post),
         Route("/outbox", records.outbox, methods=get),
         Route("/outbox/retry", records.retry, methods=post),
         Route("/audit", records.audit, methods=get),
@@ -211,22 +215,19 @@ async def _logout(request: Request) -> Response:
     return console.guard.log_out(request)
 
 
-def _probes(stage: Backstage, probes: Callable[[str], HealthPage] | None) -> list[Route]:
-    """The pages for machines: those of the run, or of a console without one."""
+def own_pages(stage: Backstage) -> ByPath:
+    """The pages for machines of a console without workers: what it reads itself from the sources and the database."""
+    series = Series(None, stage.samples)
 
-    async def answer(request: Request) -> Response:
-        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        if probes is not None:
-            page = probes(path)
-            return Response(page.body, page.status, media_type=page.kind)
+    def ready() -> HealthPage:
         problem = stage.samples.database.problem
-        if path == "/readyz" and problem is not None:
-            return JSONResponse({"ok": False, "problems": [problem]}, 503)
-        if path in ("/livez", "/readyz"):
-            return JSONResponse({"ok": True, "problems": []})
-        return JSONResponse({"ok": False, "problems": ["no run here: ask `onceward run --health`"]}, 404)
+        return verdict([] if problem is None else [problem])
 
-    return [Route(path, answer, methods=["GET"]) for path in PROBES]
+    return {
+        "/livez": lambda: verdict([]),
+        "/readyz": ready,
+        "/metrics": lambda: HealthPage(200, TYPE, series.page()),
+    }
 
 
 # ── what went wrong ─────────────────────────────────────────────────────────────────────────────────────
@@ -276,46 +277,17 @@ def check_address(host: str, access: Access) -> None:
 
 
 @asynccontextmanager
-async def serve(site: Starlette, host: str, port: int) -> AsyncIterator[str]:
+async def serve(site: Starlette, host: str, port: int, option: str) -> AsyncIterator[str]:
     """Serve inside the block; yields the URL."""
-    try:
-        import uvicorn
-    except ModuleNotFoundError as missing:
-        raise ConfigurationError("the console needs uvicorn: pip install 'onceward[console]'") from missing
+    from onceward.run.health import server
 
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigurationError(
-            f"--console: cannot listen on {host}:{port}: {error.strerror or error}; choose another address, or port 0 "
-            "for any free port"
-        ) from error
-
-    class Server(uvicorn.Server):
-        def capture_signals(self) -> Any:
-            return nullcontext()  # the command decides what a signal means
-
-    config = uvicorn.Config(
-        site,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        proxy_headers=False,  # they replace the address of the connection, which says whether a header is trusted
-        timeout_graceful_shutdown=1,
-    )
-    server = Server(config)
     console: Console = site.state.console
     console.backstage.start()
-    running = asyncio.ensure_future(server.serve(sockets=[listening]))
     try:
-        bound = listening.getsockname()[1]
-        yield f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
+        async with server.serve(site, host, port, option) as url:
+            try:
+                yield url
+            finally:
+                console.stopping.set()
     finally:
-        console.stopping = server.should_exit = True
-        await asyncio.wait([running], timeout=5)
-        running.cancel()
-        listening.close()
         console.backstage.stop()

@@ -93,8 +93,17 @@ class DeadLetters:
         """
         return run_blocking(self.operations.redrive(wanted, rca, rate, operator, redrive_id, poison_fixed))
 
+    def stop_redrive(self, redrive_id: str, *, reason: str, operator: str) -> int:
+        """Open the letters of a redrive again that no worker has yet. Return how many; 0 if it was stopped before.
+
+        What is in a handler ends there; if it is given back, or its worker dies, it is open again, too. Raises
+        `RedriveRefusedError` if none of its letters waits.
+        """
+        return run_blocking(self.operations.stop_redrive(redrive_id, reason, operator))
+
     def redrives(self, *, limit: int = 20) -> list[dict[str, Any]]:
-        """Return the last redrives: how many letters wait, succeeded, died again."""
+        """Return the last redrives: how many letters wait, succeeded, died again, or were withdrawn by
+        stopping it."""
         return run_blocking(self.operations.redrives(limit))
 
     def rcas(self, *, limit: int = 20) -> list[dict[str, Any]]:

@@ -94,8 +94,17 @@ class AsyncDeadLetters:
         """
         return await self.operations.redrive(wanted, rca, rate, operator, redrive_id, poison_fixed)
 
+    async def stop_redrive(self, redrive_id: str, *, reason: str, operator: str) -> int:
+        """Open the letters of a redrive again that no worker has yet. Return how many; 0 if it was stopped before.
+
+        What is in a handler ends there; if it is given back, or its worker dies, it is open again, too. Raises
+        `RedriveRefusedError` if none of its letters waits.
+        """
+        return await self.operations.stop_redrive(redrive_id, reason, operator)
+
     async def redrives(self, *, limit: int = 20) -> list[dict[str, Any]]:
-        """Return the last redrives: how many letters wait, succeeded, died again."""
+        """Return the last redrives: how many letters wait, succeeded, died again, or were withdrawn by
+        stopping it."""
         return await self.operations.redrives(limit)
 
     async def rcas(self, *, limit: int = 20) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from onceward.deadletters.edits import Draft, EditRefusedError
 from onceward.deadletters.groups import LetterGroup, groups
 from onceward.deadletters.letter import DeadLetter
 from onceward.deadletters.queries import Filter
-from onceward.deadletters.redrive import Redrive, explain_no_match, redrive, redrives
+from onceward.deadletters.redrive import Redrive, explain_no_match, redrive, redrives, stop
 from onceward.deadletters.redrive_leases import Redelivery
 from onceward.deadletters.root_causes import Rca
 from onceward.errors import ConfigurationError
@@ -169,6 +169,9 @@ class DeadLetterOperations:
         return await self._transact(
             redrive, self._rows, wanted, rca, rate, operator, redrive_id, poison_fixed
         )
+
+    async def stop_redrive(self, redrive_id: str, reason: str, operator: str) -> int:
+        return await self._transact(stop, self._rows, redrive_id, reason, operator)
 
     async def explain_no_match(self, wanted: Filter) -> str:
         return await self._transact(explain_no_match, self._rows, wanted)

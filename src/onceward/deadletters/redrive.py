@@ -108,6 +108,36 @@ def redrive(
     )
 
 
+def stop(transaction: DbTransaction, rows: Sql, redrive_id: str, reason: str, operator: str) -> int:
+    """Open its letters again that no worker has, as if they had not been redriven. Return how many; 0 if it was
+    stopped before.
+
+    A letter in a handler ends there. If it is given back, or its worker dies, it becomes open then.
+    """
+    operator = audit.check_operator(operator)
+    if not reason or not reason.strip():
+        raise RedriveRefusedError("say why the redrive is stopped; the audit keeps it")
+    wait_for_lock(transaction, pace_lock(_find(transaction, rows, redrive_id)["consumer"]))
+    root_causes.lock(transaction, rows)
+    found = _find(transaction, rows, redrive_id)
+    if found["stopped_at"] is not None:
+        return 0
+    if not found["waiting"]:
+        raise RedriveRefusedError(f"redrive {redrive_id} is over: none of its letters waits")
+    opened = rows.changed(transaction, _WITHDRAW, consumer=found["consumer"], id=redrive_id)
+    rows.run(transaction, _STOP, id=redrive_id, opened=opened)
+    details = {"redrive": redrive_id, "reason": reason, "letters": opened}
+    audit.note(transaction, rows, operator, "stop_redrive", details)
+    return opened
+
+
+def _find(transaction: DbTransaction, rows: Sql, redrive_id: str) -> dict[str, Any]:
+    found = rows.first(transaction, _FOUND, id=redrive_id)
+    if found is None:
+        raise RedriveRefusedError(f"there is no redrive {redrive_id!r}; see `onceward dlq redrives`")
+    return found
+
+
 def redrives(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str, Any]]:
     """Return the last redrives, and how their letters ended."""
     return rows.all(transaction, _REDRIVES, limit=limit)
@@ -207,7 +237,8 @@ _BY_STATUS = """
     SELECT CASE WHEN status = 'open' THEN category ELSE status END AS what, count(*) AS letters
     FROM onceward_dead_letters WHERE {condition} GROUP BY 1 ORDER BY 1
 """
-_LAST_DUE = "SELECT max(last_at) FROM onceward_redrives WHERE consumer = :consumer"
+# A redrive need not wait for the times that the letters of a stopped one had.
+_LAST_DUE = "SELECT max(last_at) FROM onceward_redrives WHERE consumer = :consumer AND stopped_at IS NULL"
 _SCHEDULE = """
     UPDATE onceward_dead_letters SET status = 'redriven', rca_id = :rca, redrive_id = :redrive, rate = :rate,
         redrives = redrives + 1, available_at = :at, lost = 0, locked_until = NULL
@@ -219,6 +250,15 @@ _NOTE = """
 """
 _REDRIVES = """
     SELECT id, rca_id, consumer, filter, rate, letters, operator, made_at, last_at,
-        letters - succeeded - died_again AS waiting, succeeded, died_again
+        letters - succeeded - died_again - withdrawn AS waiting, succeeded, died_again, withdrawn, stopped_at
     FROM onceward_redrives ORDER BY made_at DESC, id LIMIT :limit
 """
+_FOUND = """
+    SELECT consumer, stopped_at, letters - succeeded - died_again - withdrawn AS waiting
+    FROM onceward_redrives WHERE id = :id
+"""
+_WITHDRAW = """
+    UPDATE onceward_dead_letters SET status = 'open', redrive_id = NULL, redrives = redrives - 1, available_at = NULL
+    WHERE consumer = :consumer AND status = 'redriven' AND redrive_id = :id AND locked_until IS NULL
+"""
+_STOP = "UPDATE onceward_redrives SET stopped_at = {now}, withdrawn = withdrawn + :opened WHERE id = :id"

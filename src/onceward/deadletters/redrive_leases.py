@@ -69,6 +69,9 @@ def deliver(
     in_a_minute = int(rows.run(transaction, _DELIVERED_LATELY, consumer=consumer).scalar_one())
     for row in rows.all(transaction, _DUE + rows.for_update, consumer=consumer, size=size):
         lost = row["lost"] + (row["locked_until"] is not None)
+        if lost and rows.first(transaction, _IS_STOPPED, id=row["id"]) is not None:
+            _withdraw_lost(transaction, rows, store, consumer, row)
+            continue
         if lost >= most_lost:
             root_causes.lock(transaction, rows)
             found = _standing(transaction, rows, store, consumer, row)
@@ -142,6 +145,8 @@ def _end(
             rows.run(transaction, _COUNT_SUCCESS, id=held[0])
     elif settlement.verdict == Verdict.RETURNED:
         row = rows.first(transaction, _GIVE_BACK, delay=settlement.delay, **identity)
+        if row is not None and rows.first(transaction, _IS_STOPPED, id=held[0]) is not None:
+            _withdraw(transaction, rows, held[0])
     else:
         row = rows.first(transaction, _HELD + rows.for_update, **identity)
         if row is not None:
@@ -172,6 +177,26 @@ def _resolve(transaction: DbTransaction, rows: Sql, letter_id: int) -> None:
     rows.run(transaction, _RESOLVE, id=letter_id)
     rows.run(transaction, _COUNT_SUCCESS, id=letter_id)
     root_causes.close_settled(transaction, rows)
+
+
+def _withdraw(transaction: DbTransaction, rows: Sql, letter_id: int) -> None:
+    """Open a letter whose redrive was stopped while a worker had it."""
+    rows.run(transaction, _COUNT_WITHDRAWN, id=letter_id)
+    rows.run(transaction, _OPEN, id=letter_id)
+
+
+def _withdraw_lost(
+    transaction: DbTransaction, rows: Sql, store: Store, consumer: str, row: dict[str, Any]
+) -> None:
+    """The same for one whose worker died, unless it had done it, or still does."""
+    root_causes.lock(transaction, rows)
+    found = _standing(transaction, rows, store, consumer, row)
+    if found is Standing.DONE:
+        _resolve(transaction, rows, row["id"])
+    elif found is Standing.NOT_DONE:
+        history = _extend_history(transaction, rows, row, NEVER_ENDED)
+        rows.run(transaction, _NOTE_LOSS, id=row["id"], history=history)
+        _withdraw(transaction, rows, row["id"])
 
 
 def _lease(
@@ -277,4 +302,13 @@ _EXTEND = f"""
 """
 _OF_THIS_REDRIVE = "id = (SELECT redrive_id FROM onceward_dead_letters WHERE id = :id)"
 _COUNT_SUCCESS = f"UPDATE onceward_redrives SET succeeded = succeeded + 1 WHERE {_OF_THIS_REDRIVE}"
+_COUNT_WITHDRAWN = f"UPDATE onceward_redrives SET withdrawn = withdrawn + 1 WHERE {_OF_THIS_REDRIVE}"
+_IS_STOPPED = (
+    f"SELECT 1 AS stopped FROM onceward_redrives WHERE stopped_at IS NOT NULL AND {_OF_THIS_REDRIVE}"
+)
+_OPEN = """
+    UPDATE onceward_dead_letters SET status = 'open', redrive_id = NULL, locked_until = NULL, available_at = NULL
+    WHERE id = :id
+"""
+_NOTE_LOSS = "UPDATE onceward_dead_letters SET history = :history, attempts = attempts + 1 WHERE id = :id"
 _COUNT_DEATH = f"UPDATE onceward_redrives SET died_again = died_again + 1 WHERE {_OF_THIS_REDRIVE}"

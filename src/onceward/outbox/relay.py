@@ -70,6 +70,18 @@ class RelayRules(NamedTuple):
 DEFAULT_RULES = RelayRules()
 
 
+class Away(NamedTuple):
+    """A target that cannot be reached."""
+
+    until: float
+    """When it is tried next, by `time.monotonic`."""
+    failures: int
+    """How often it failed in a row."""
+    since: float
+    """In seconds since 1970."""
+    why: str
+
+
 class MessageCounts(NamedTuple):
     """How many messages of a delivery ended in each way, for the counts of a run."""
 
@@ -115,13 +127,18 @@ class Relay(Closing):
         self._recording: set[str] = set()
         """Deliveries whose outcome is being recorded, perhaps while another thread extends leases."""
         self._outcomes: dict[str, MessageCounts] = {}
-        self._paused: dict[str, tuple[float, int]] = {}
-        """Targets that cannot be reached: until when they wait, and how often they failed in a row."""
+        self._away: dict[str, Away] = {}
+        """Targets that cannot be reached."""
         self._may_be_dead = True
         self._purge_at = 0.0
         self._sweep_at = 0.0
         self._count_at = 0.0
         self._closed = False
+
+    def away(self) -> dict[str, Away]:
+        """Targets that cannot be reached, whose messages wait."""
+        with self._lock:
+            return {shown(target): each for target, each in self._away.items()}
 
     # ── the source ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -150,7 +167,7 @@ class Relay(Closing):
         with self._lock:
             busy = {each.target for each in self._claims.values()}
             now = time.monotonic()
-            waiting = {target: until - now for target, (until, _) in self._paused.items() if until > now}
+            waiting = {target: away.until - now for target, away in self._away.items() if away.until > now}
         without = busy | waiting.keys()
         try:
             slot = self._publish_due()
@@ -311,19 +328,17 @@ class Relay(Closing):
 
     def _pause(self, target: str, error: Exception) -> None:
         self._sinks.drop(target)
+        why = redact(text_of(error))
         with self._lock:
-            failures = self._paused.get(target, (0.0, 0))[1]
-            self._paused[target] = time.monotonic() + PAUSE.delay(failures), failures + 1
-        if not failures:
-            _log.warning(
-                "%s cannot be reached; its messages wait in the outbox: %s",
-                shown(target),
-                redact(text_of(error)),
-            )
+            before = self._away.get(target)
+            failures, since = (0, time.time()) if before is None else (before.failures, before.since)
+            self._away[target] = Away(time.monotonic() + PAUSE.delay(failures), failures + 1, since, why)
+        if before is None:
+            _log.warning("%s cannot be reached; its messages wait in the outbox: %s", shown(target), why)
 
     def _reached(self, target: str) -> None:
         with self._lock:
-            was_away = self._paused.pop(target, None)
+            was_away = self._away.pop(target, None)
         if was_away is not None:
             _log.info("%s can be reached again", shown(target))
 

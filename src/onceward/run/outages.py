@@ -195,6 +195,10 @@ class Keeper:
         hold = hold_of(self.app.board, self.consumer.identity, self.consumer.failures.depends_on)
         limiter = self.app.limiters.get(self.consumer.name)
         limited, limited_since = (0, None) if limiter is None else limiter.waiting_now()
+        away = getattr(progress.source, "away", dict)()  # of a relay: the sinks that cannot be reached
+        why = [hold.why] * (hold.why is not None) + [
+            f"waiting for {name}, which cannot be reached: {each.why}" for name, each in away.items()
+        ]
         answers = hold.why is not None and self.state is WorkerState.STARTING  # it does not ask its source
         return ConsumerStatus(
             name=self.consumer.name,
@@ -212,9 +216,9 @@ class Keeper:
             waiting_for=None if backlog is None else backlog.age,
             flights=flights_of(self.consumer, self._task, progress.deliveries(), time.monotonic()),
             broken=self.broken,
-            held=hold.why,
+            held="; ".join(why) or None,
             paused=hold.paused,
-            down_since=hold.down_since,
+            down_since=min((each.since for each in away.values()), default=hold.down_since),
             limited=None if self.consumer.limit is None else limited,
             limited_since=limited_since,
         )

@@ -104,7 +104,7 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     broken: bool = False
     """It failed and cannot go on."""
     held: str | None = None
-    """Why it fetches nothing although its source answers: it is paused, or what it needs is down."""
+    """Why it does not fetch everything although its source answers: it is paused, or what it needs is down."""
     paused: bool = False
     down_since: float | None = None
     """Since when what it needs is down, in seconds since 1970; None if it is up."""

@@ -15,9 +15,11 @@ import msgspec
 from onceward._environment import names_production
 from onceward.app.app import RELAY, Onceward
 from onceward.app.relay import all_consumers
+from onceward.app.settings import AppSettings
 from onceward.errors import ConfigurationError
 from onceward.run.connections import pool_size_that_fits
-from onceward.run.health import Pages, parse_address, serve_health
+from onceward.run.health.pages import Pages, parse_address
+from onceward.run.health.probes import Probes
 from onceward.run.protocol import Assignment
 from onceward.run.release import Releases
 from onceward.run.reload import PythonFiles
@@ -30,6 +32,7 @@ _log = OwnLogger(logging.getLogger("onceward.run"))
 Site = Callable[[Pages, Samples], AbstractAsyncContextManager[str]]
 """Serves a console inside the block, and yields its URL."""
 
+HEALTH_AT = "health at %s/livez, /readyz, /progress and /metrics"
 STALL_CHECK_EVERY = 5.0
 """Seconds between two checks for stalled workers."""
 
@@ -98,12 +101,17 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool, site: Site |
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, supervisor.on_signal, int(each))
     async with AsyncExitStack() as around:
-        if settings.health is not None:
-            url = await around.enter_async_context(serve_health(pages, *parse_address(settings.health)))
-            _log.info("health at %s/livez, /readyz, /progress and /metrics", url)
+        if settings.health is not None and not shares_address(settings):
+            from onceward.run.health.server import serve
+
+            where = parse_address(settings.health)
+            url = await around.enter_async_context(serve(Probes(pages.by_path), *where, "--health"))
+            _log.info(HEALTH_AT, url)
         if site is not None:
             url = await around.enter_async_context(site(pages, samples))
             _log.info("console at %s/", url)
+            if shares_address(settings):
+                _log.info(HEALTH_AT, url)
         if settings.health is not None or site is not None:
             samples.start()
             around.callback(samples.stop)
@@ -119,6 +127,13 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool, site: Site |
         loop.remove_signal_handler(each)
         signal.signal(each, signal.SIG_IGN)  # it is over: one more Ctrl-C must not change the exit code
     return code
+
+
+def shares_address(settings: AppSettings) -> bool:
+    """Whether the console serves the health pages, too, because both have one address."""
+    if settings.health is None or settings.console is None:
+        return False
+    return parse_address(settings.health) == parse_address(settings.console, "--console")
 
 
 async def _log_stalls(supervisor: Supervisor, pages: Pages) -> None:

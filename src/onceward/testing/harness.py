@@ -39,6 +39,10 @@ MOST_ROUNDS = 1000
 """Rounds of a drain: consumers that send to each other without end must not hang a test."""
 
 
+MOST_PROBES = 500
+"""Probes of an outage while a test advances. They are a second or two apart, and an outage may last for days."""
+
+
 class TestTime(Clock):
     """The engine's clock: the test moves it between calls, and pauses between attempts take no time."""
 
@@ -67,6 +71,9 @@ class Harness:
         self._queues = Queues(app)
         self._tasks: dict[str, Any] = {}
         self._ahead = 0.0
+        self._probe_pause = 0.0
+        """Seconds between two probes, at least."""
+        self._probed_at: dict[str, float] = {}
         self._stack = AsyncExitStack()
 
     @property
@@ -168,6 +175,8 @@ class Harness:
         if consumer.name != RELAY and self._until_turn(consumer):
             return Report()
         changes = {"streaming": False, "limit": None, "timeout": None}
+        if self._outages(consumer):
+            self._probed_at[consumer.name] = _time.uptime()
         loop = consumer.policy.loop.model_copy(update=changes)
         policy = consumer.policy.model_copy(update={"loop": loop})
         report: Report
@@ -181,11 +190,15 @@ class Harness:
         seconds = parse_seconds(duration, "advance")
         total = await self.drain()
         end = _time.uptime() + seconds
+        self._probe_pause = seconds / MOST_PROBES
         while (left := end - _time.uptime()) > 0:
             step = min(self._until_due(), left)
+            if step == left:
+                self._probe_pause = 0.0  # the last word on an outage is as late as can be
             _time.move_ahead(step)
             self._ahead += step
             _add(total, await self.drain())
+        self._probe_pause = 0.0
         return total
 
     def _until_due(self) -> float:
@@ -201,10 +214,15 @@ class Harness:
         board = self.app.board
         if consumer.identity in board.paused:
             return inf
-        passed = _time.uptime() - board.read_at
-        subjects = subjects_of(consumer.identity, consumer.failures.depends_on)
-        probes = [board.down[each].due_in - passed for each in subjects if each in board.down]
+        now, outages = _time.uptime(), self._outages(consumer)
+        probes = [board.down[each].due_in - (now - board.read_at) for each in outages]
+        if outages and consumer.name in self._probed_at:
+            probes.append(self._probed_at[consumer.name] + self._probe_pause - now)
         return max(self._queues.seconds_until_due(consumer.name), *probes, 0.0)
+
+    def _outages(self, consumer: Consumer) -> list[str]:
+        subjects = subjects_of(consumer.identity, consumer.failures.depends_on)
+        return [each for each in subjects if each in self.app.board.down]
 
     def dead_letters(self) -> list[DeadLetter]:
         from onceward.deadletters import DeadLetters

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from onceward import Limit, Onceward, outage, retry, testing
+from onceward.testing.harness import MOST_PROBES
 from tests.support.orm_shop import contract
 
 
@@ -65,6 +66,18 @@ def test_an_outage_is_waited_out_and_nothing_is_lost(shop: Provider) -> None:
         t.advance("2h")
         assert [each.consumer for each in t.dead_letters] == ["pay"], "only the one that fails by itself"
         assert time.process_time() - began < 10
+
+
+@pytest.mark.req("IN-23")
+def test_an_outage_of_days_takes_no_more_probes_than_one_of_hours(shop: Provider) -> None:
+    with testing.app(shop.app) as t:
+        for number in range(3):
+            t.send(shop.pay, {"id": number})
+        t.advance("30d")
+        assert len(shop.calls) <= 3 + MOST_PROBES + 1
+        assert not t.dead_letters
+        shop.up = True
+        assert t.advance("1m").succeeded == 3, "as soon as without the wait"
 
 
 @pytest.mark.req("IN-23", "OU-02")

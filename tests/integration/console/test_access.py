@@ -28,6 +28,7 @@ from onceward.deadletters import Burial, Category, DeadLetters, Filter
 from onceward.errors import ConfigurationError
 from onceward.transaction import Transaction
 from tests.support import commands
+from tests.support.wait import until
 
 PASSWORD = "correct horse battery"
 
@@ -227,6 +228,27 @@ def test_a_header_counts_only_from_a_listed_proxy(shop: Shop) -> None:
             Access(**wrong)
 
 
+@pytest.mark.req("UI-10")
+def test_a_trusted_header_that_comes_twice_is_nobody(shop: Shop) -> None:
+    """A proxy that adds its header to the client's, instead of replacing that, lets anybody be anyone."""
+    access = Access(header="x-user", role_header="x-role", proxies=["10.0.0.7"])
+    browser = shop.client(create(shop.app, access=access), "10.0.0.7", "console.example")
+    good = [("x-user", "ann"), ("x-role", "viewer")]
+    assert browser.get("/", headers=good).status_code == 200
+    for forged in (("x-user", "boss"), ("x-role", "admin"), ("X-Role", "")):
+        assert browser.get("/", headers=[forged, *good]).status_code == 401, forged
+
+
+@pytest.mark.req("UI-10")
+@pytest.mark.parametrize(("scheme", "secure"), [("https", True), ("https, http", True), ("http", False)])
+def test_cookies_behind_a_proxy_with_tls_are_secure(shop: Shop, scheme: str, secure: bool) -> None:
+    answer = with_users(shop).get("/login", headers={"x-forwarded-proto": scheme})
+    cookie = answer.headers["set-cookie"]
+    assert ("Secure" in cookie) is secure
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+
+
 @pytest.mark.req("UI-10", "UI-15")
 def test_a_callable_knows_the_users_of_an_application_that_mounts_it(shop: Shop) -> None:
     async def authenticate(connection: Any) -> User | None:
@@ -246,11 +268,35 @@ def test_a_callable_knows_the_users_of_an_application_that_mounts_it(shop: Shop)
     assert browser.get("/ops/").status_code == 401
 
 
+@pytest.mark.req("UI-15", "UI-27")
+def test_a_mounted_console_has_probes_and_the_metrics_of_sources_and_database(shop: Shop) -> None:
+    shop.bury("a")
+    users = {"good": User("ann", Role.VIEWER)}
+    access = Access(authenticate=lambda connection: users.get(connection.headers.get("x-session", "")))
+    web = Starlette()
+    web.mount("/ops", create(shop.app, access=access))
+    browser = shop.client(web, "10.0.0.7", "shop.example")
+    assert browser.get("/ops/livez").json() == {"ok": True, "problems": []}
+    assert browser.get("/ops/readyz").status_code == 200
+    assert browser.get("/ops/metrics").status_code == 401
+    browser.http.headers["x-session"] = "good"
+    line = 'onceward_dead_letters{category="business",consumer="charge"} 1.0'
+    until(lambda: line in browser.get("/ops/metrics").text)
+
+
+@pytest.mark.req("UI-27")
+def test_a_path_that_begins_like_an_open_one_needs_a_user(shop: Shop) -> None:
+    browser = with_users(shop)
+    for path in ("/livezzz", "/login/..", "/login/../letters", "/readyz/", "//letters", "/static"):
+        assert browser.get(path, headers={"accept": "*/*"}).status_code == 401, path
+
+
 # ── forms ───────────────────────────────────────────────────────────────────────────────────────────────
 
 POSTS = (
     "/letters/redrive", "/letters/dry-run", "/letters/hold", "/letters/release", "/letters/discard", "/letters/1/edit",
-    "/outbox/retry", "/consumers/charge/check", "/consumers/charge/pause", "/consumers/charge/resume", "/logout",
+    "/redrives/r1/stop", "/outbox/retry", "/consumers/charge/check", "/consumers/charge/pause",
+    "/consumers/charge/resume", "/logout",
     "/login",
 )  # fmt: skip
 
@@ -269,6 +315,44 @@ def test_a_form_of_another_site_is_refused(shop: Shop, path: str) -> None:
     assert browser.get(path).status_code in (200, 404, 405)
     assert [each.status for each in shop.letters.find()] == ["open"]
     assert shop.letters.audit() == []
+
+
+@pytest.mark.req("UI-28")
+def test_an_operator_stops_a_redrive_once_with_a_reason(shop: Shop) -> None:
+    shop.bury("a", "b")
+    browser = with_users(shop)
+    browser.log_in("operator")
+    cause = {"root_cause": "why", "fix_ref": "v2", "redrive_id": "r1"}
+    browser.post("/letters/redrive", consumer="billing", event_type="placed", **cause)
+    assert "Stop the redrive" in browser.get("/redrives/r1").text
+    assert browser.post("/redrives/r1/stop", reason=" ").status_code == 409
+    stopped = browser.post("/redrives/r1/stop", reason="the fix was wrong")
+    page = html.unescape(browser.get(stopped.headers["location"]).text)
+    assert "The redrive is stopped: 2 letters are open again." in page
+    assert "Stop the redrive" not in page
+    assert shop.letters.count(Filter(status="open")) == 2
+    assert "the fix was wrong" in browser.get("/audit").text
+    browser.post("/logout")
+    browser.log_in("viewer")
+    assert "Stop the redrive" not in browser.get("/redrives/r1").text
+    assert browser.post("/redrives/r1/stop", reason="me, too").status_code == 403
+
+
+@pytest.mark.req("UI-17")
+@pytest.mark.parametrize(
+    "query", ["after=abc", f"after={'9' * 40}", "after=-1", "until=x", "ids=x", "status=x"]
+)
+def test_an_address_that_no_page_links_to_is_refused(shop: Shop, query: str) -> None:
+    shop.bury("a")
+    assert shop.client().get(f"/letters/group?{query}").status_code == 400
+
+
+@pytest.mark.req("UI-17")
+@pytest.mark.parametrize("field", ["cause_category", "rca", "rate"])
+def test_a_redrive_with_a_value_that_no_form_offers_is_refused(shop: Shop, field: str) -> None:
+    shop.bury("a")
+    fields = {"consumer": "billing", "ids": "1", "root_cause": "x", "fix_ref": "y", field: "\u0663x"}
+    assert shop.client().post("/letters/redrive", **fields).status_code == 400
 
 
 @pytest.mark.req("UI-10")

@@ -26,7 +26,7 @@ def statuses(app: Onceward, access: Access, *requests: dict[str, str]) -> list[i
 
     async def ask() -> list[int]:
         async with (
-            serve(create(app, access=access), "127.0.0.1", 0) as url,
+            serve(create(app, access=access), "127.0.0.1", 0, "--console") as url,
             httpx.AsyncClient(base_url=url) as client,
         ):
             return [(await client.get("/", headers=headers)).status_code for headers in requests]

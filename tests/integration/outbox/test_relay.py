@@ -207,9 +207,12 @@ def test_an_outage_of_a_sink_costs_no_failure_and_stops_no_other(outbox: OutboxW
     until(lambda: (turn(relay), outbox.sinks["memory://other"].arrived)[1])
     until(lambda: (turn(relay), min(outbox.rows("attempts")[:5]) >= 3)[1])
     assert set(outbox.rows("failures")) == {0}
+    [(_, waits)] = relay.away().items()
+    assert waits.why == "ConnectionError: refused"
     away = False
     until(lambda: (turn(relay), len(outbox.sink.arrived) == 5)[1])
     assert outbox.sink.payloads == list(range(5))
+    assert relay.away() == {}
 
 
 @pytest.mark.req("OB-05")

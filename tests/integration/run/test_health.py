@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from onceward.connectors.redis_streams import RedisStreamsConnector
-from onceward.run.health import AT_ONCE
+from onceward.console import Role, UsersFile
+from onceward.run.health.server import AT_ONCE
 from onceward.testing.servers import redis_server
 from onceward.transaction import Transaction
 from tests.support.run.world import Run, Site
@@ -108,34 +109,54 @@ def test_a_run_that_stops_is_not_ready_any_more(site: Site) -> None:
 
 def test_the_port_answers_get_for_four_pages_and_nothing_else(tmp_path: Path) -> None:
     with Site(tmp_path).run(*PORT) as run:
-        assert run.get("/other") == (404, "not found; the pages are /livez, /readyz, /progress, /metrics\n")
-        host, _, port = run.url.removeprefix("http://").partition(":")
-        connection = HTTPConnection(host, int(port), timeout=10)
+        there = "the pages are /livez, /readyz, /progress, /metrics"
+        assert run.get("/other") == (404, f"not found; {there}\n")
+        assert run.get("/") == (200, f"{there}; start with --console for pages to click\n")
+        connection = HTTPConnection(*_where(run), timeout=10)
         connection.request("POST", "/livez")
         assert connection.getresponse().status == 405
         connection.close()
-        with socket.create_connection((host, int(port)), timeout=10) as other:
+        with socket.create_connection(_where(run), timeout=10) as other:
             other.sendall(b"not http\r\n\r\n")
-            assert b"405" in other.recv(100)
+            assert other.recv(100).startswith(b"HTTP/1.1 400 ")
         assert run.get("/livez?verbose=1")[0] == 200
 
 
-# ── outages ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
+@pytest.mark.req("UI-27")
 def test_a_head_that_is_too_large_gets_431_and_too_many_connections_get_503(tmp_path: Path) -> None:
     with Site(tmp_path).run(*PORT) as run:
-        host, _, port = run.url.removeprefix("http://").partition(":")
-        where = (host, int(port))
-        with socket.create_connection(where, timeout=10) as client:
+        with socket.create_connection(_where(run), timeout=10) as client:
             client.sendall(b"GET /livez HTTP/1.1\r\nX: " + b"x" * 70_000)
             assert client.recv(100).startswith(b"HTTP/1.1 431 ")
         with ExitStack() as idle:
             for _ in range(AT_ONCE):
-                idle.enter_context(socket.create_connection(where, timeout=10))
-            with socket.create_connection(where, timeout=10) as client:
+                idle.enter_context(socket.create_connection(_where(run), timeout=10))
+            with socket.create_connection(_where(run), timeout=10) as client:
                 assert client.recv(100).startswith(b"HTTP/1.1 503 ")
         until(lambda: run.get("/livez")[0] == 200)
+
+
+def _where(run: Run) -> tuple[str, int]:
+    host, _, port = run.url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+@pytest.mark.req("UI-27")
+def test_one_port_serves_probes_metrics_and_the_console_if_both_have_the_same_address(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    users = tmp_path / "users.txt"
+    UsersFile(users).add("ann", "a long password", Role.OPERATOR)
+    options = ("--health", address, "--console", address, "--users", str(users))
+    with Site(tmp_path).run(*options) as run:
+        until(run.is_ready)
+        for path in ("/livez", "/progress", "/metrics"):
+            assert run.get(path)[0] == 200, path
+        assert 'onceward_worker_up{worker="1"} 1.0' in run.get("/metrics")[1]
+        assert run.get("/")[0] == 401, "the pages need a user all the same"
+
+
+# ── outages ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @IN_ONE_MODE

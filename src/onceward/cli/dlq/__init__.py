@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from onceward._text import quantity
+from onceward._text import quantity, strip_category
 from onceward.cli.database import Database, TrustClock
 from onceward.cli.dlq.edit import edit
 from onceward.cli.dlq.export import export
@@ -24,10 +24,9 @@ from onceward.cli.dlq.options import (
     confirm,
     open_letters,
     shorten,
-    strip_category,
     who,
 )
-from onceward.cli.dlq.redrive import redrive, redrives
+from onceward.cli.dlq.redrive import redrive, redrives, stop_redrive
 from onceward.cli.exit import FAILED, AsJson, argument, fail, flag
 from onceward.cli.output import echo, for_people, print_json, print_result, print_table
 
@@ -224,6 +223,7 @@ def release(
 
 
 dlq.command()(redrives)
+dlq.command()(stop_redrive)
 
 
 @dlq.command()

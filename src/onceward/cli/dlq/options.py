@@ -137,9 +137,3 @@ def age(moment: datetime) -> str:
 def shorten(text: str, length: int = 70) -> str:
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
-
-
-def strip_category(error: str, message_id: str) -> str:
-    """The exception and its text without the category and id that the engine and the inbox put before them."""
-    before, is_there, rest = error.partition(f" [{message_id}]: ")
-    return (rest if is_there and before.isupper() else error).removeprefix(f"event {message_id!r}: ")

@@ -13,6 +13,7 @@ from onceward.cli.database import Database
 from onceward.cli.dlq.options import (
     Limit,
     Operator,
+    Reason,
     Wanted,
     Yes,
     add_filter_options,
@@ -20,8 +21,8 @@ from onceward.cli.dlq.options import (
     open_letters,
     who,
 )
-from onceward.cli.exit import MISUSED, AsJson, fail, flag, option
-from onceward.cli.output import echo, for_people, iso_time, print_json, print_table
+from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option
+from onceward.cli.output import echo, for_people, iso_time, print_json, print_result, print_table
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetters, Filter, Rca
@@ -142,6 +143,26 @@ def _check_redrive(
             confirm(f"Redrive {what}, {rate} per minute?", yes, as_json)
 
 
+def stop_redrive(
+    database: Database,
+    redrive_id: Annotated[str, argument("ID", "The redrive, as `onceward dlq redrives` lists it.")],
+    reason: Reason,
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a redrive: letters that no worker has yet are open again.
+
+    What is in a handler ends there. The next redrive can begin at once.
+
+    Exit code: 0; 1 if there is no such redrive, none of its letters waits, or the database fails; 2 for wrong arguments
+    or missing tables.
+    """
+    with open_letters(database, as_json) as letters:
+        opened = letters.stop_redrive(redrive_id, reason=reason, operator=who(operator))
+    text = f"Redrive {redrive_id} is stopped. {quantity(opened, 'letter')} of it returned to the open ones."
+    print_result({"opened": opened}, text, as_json)
+
+
 def redrives(database: Database, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List the last redrives with their results and root causes.
 
@@ -151,7 +172,10 @@ def redrives(database: Database, limit: Limit = 20, as_json: AsJson = False) -> 
 
     with open_letters(database, as_json) as letters:
         made, causes = letters.redrives(limit=limit), letters.rcas(limit=limit)
-    rows = [{**row, "made_at": iso_time(row["made_at"]), "last_at": iso_time(row["last_at"])} for row in made]
+    rows = [
+        {**row, **{name: iso_time(row[name]) for name in ("made_at", "last_at", "stopped_at")}}
+        for row in made
+    ]
     rcas = [
         {**row, "opened_at": iso_time(row["opened_at"]), "closed_at": iso_time(row["closed_at"])}
         for row in causes
@@ -165,16 +189,23 @@ def redrives(database: Database, limit: Limit = 20, as_json: AsJson = False) -> 
         "waiting": "waiting",
         "succeeded": "succeeded",
         "died_again": "died again",
+        "withdrawn": "withdrawn",
         "rca_id": "cause",
     }
-    print_table([{**row, "what": _redrive(row)} for row in rows], columns, "No redrives yet.")
+    shown = [{**row, "what": _redrive(row)} for row in rows]
+    print_table(shown, columns, "No redrives yet.", usual={"withdrawn": 0})
     if rcas:
         _show_causes(rcas)
 
 
 def _redrive(row: dict[str, Any]) -> str:
-    last = for_people(row["last_at"])
-    return f"{row['id']}\n{row['consumer']}, {row['rate']} per minute, by {row['operator']}, the last at {last} UTC"
+    stopped = row["stopped_at"]
+    end = (
+        f"the last at {for_people(row['last_at'])}"
+        if stopped is None
+        else f"stopped at {for_people(stopped)}"
+    )
+    return f"{row['id']}\n{row['consumer']}, {row['rate']} per minute, by {row['operator']}, {end} UTC"
 
 
 def _show_causes(rcas: list[dict[str, Any]]) -> None:

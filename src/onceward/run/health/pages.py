@@ -1,44 +1,21 @@
-"""Health pages of a run over HTTP, if `--health` asks for them: for probes, scrapers and people with curl."""
+"""What the health pages of a run say: for probes, scrapers and people with curl."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from onceward.errors import ConfigurationError
+from onceward.run.health.probes import JSON, HealthPage
+from onceward.run.health.series import TYPE, Series, Workers, consumers
 from onceward.run.protocol import ConsumerStatus, Flight, WorkerState
 from onceward.run.samples import Samples
-from onceward.run.series import TYPE, Series, consumers
 from onceward.run.supervisor import Supervisor, WorkerSlot
 
-JSON = "application/json"
-PLAIN = "text/plain"
 SILENCE = 3.0
 """Seconds without a status line that mean nothing yet: workers report once a second."""
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
-PATIENCE = 5.0
-"""Seconds that a client may take for its request."""
-AT_ONCE = 100
-"""Connections that are served at the same time; more get 503 and are closed."""
-LARGEST_HEAD = 64 * 1024
-BUSY = "too many connections at once; close some\n"
-
-
-class HealthPage(NamedTuple):
-    status: int
-    kind: str
-    body: str
 
 
 class Pages:
@@ -47,9 +24,10 @@ class Pages:
     def __init__(self, supervisor: Supervisor, stalled_after: float, samples: Samples | None = None) -> None:
         self._supervisor = supervisor
         self._stalled_after = stalled_after
-        self._series = Series(
-            supervisor, samples, lambda place: not self.stalls(place), lambda place: not self._unready(place)
+        workers = Workers(
+            supervisor, lambda place: not self.stalls(place), lambda place: not self._unready(place)
         )
+        self._series = Series(workers, samples)
         self.by_path: dict[str, Callable[[], HealthPage]] = {
             "/livez": self.livez,
             "/readyz": self.readyz,
@@ -59,7 +37,7 @@ class Pages:
 
     def livez(self) -> HealthPage:
         """503 if a worker with work in flight or a fetch open makes no progress. Idle is alive, and so is an outage."""
-        return _verdict([problem for place in self._supervisor.places for problem in self.stalls(place)])
+        return verdict([problem for place in self._supervisor.places for problem in self.stalls(place)])
 
     def readyz(self) -> HealthPage:
         """200 if every consumer of every worker has had an answer from its source and is not stopping, and the database
@@ -72,7 +50,7 @@ class Pages:
             for consumer in consumers(place)
             if consumer.held is not None
         ]
-        return _verdict([problem for place in places for problem in self._unready(place)], degraded=degraded)
+        return verdict([problem for place in places for problem in self._unready(place)], degraded=degraded)
 
     def progress(self) -> HealthPage:
         """Without code, and what comes from payloads: it may be open to all who can probe."""
@@ -165,6 +143,8 @@ def _describe(consumer: ConsumerStatus, now: float) -> dict[str, Any]:
         "held": consumer.held,
         "paused": consumer.paused,
         "down_since": consumer.down_since,
+        "outbox_waiting": consumer.waiting,
+        "outbox_oldest_seconds": consumer.waiting_for,
         "limited": consumer.limited,
         "limited_seconds": _age(consumer.limited_since, now),
         "flights": [_flight(each, now) for each in consumer.flights],
@@ -197,7 +177,7 @@ def _age(since: float | None, now: float) -> float | None:
     return None if since is None else round(max(now - since, 0.0), 3)
 
 
-def _verdict(problems: list[str], **more: list[str]) -> HealthPage:
+def verdict(problems: list[str], **more: list[str]) -> HealthPage:
     body = {"ok": not problems, "problems": problems, **more}
     return HealthPage(503 if problems else 200, JSON, json.dumps(body))
 
@@ -210,64 +190,3 @@ def parse_address(health: str, option: str = "--health") -> tuple[str, int]:
             f"{option} must be HOST:PORT, not {health!r}; use 127.0.0.1:8080 for this machine, 0.0.0.0:8080 for all"
         )
     return host.strip("[]"), int(port)
-
-
-@asynccontextmanager
-async def serve_health(pages: Pages, host: str, port: int) -> AsyncIterator[str]:
-    """Answer requests inside the block; yields the URL."""
-
-    served = 0
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal served
-        served += 1
-        try:
-            with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-                page = await _answer(pages, reader) if served <= AT_ONCE else HealthPage(503, PLAIN, BUSY)
-                writer.write(_response(page))
-                await asyncio.wait_for(writer.drain(), PATIENCE)
-        finally:
-            served -= 1
-            writer.close()
-
-    try:
-        server = await asyncio.start_server(answer, host, port, limit=LARGEST_HEAD)
-    except OSError as error:
-        raise ConfigurationError(
-            f"--health: cannot listen on {host}:{port}: {error.strerror or error}; choose another address, or port 0 "
-            "for any free port"
-        ) from error
-    try:
-        bound = server.sockets[0].getsockname()[1]
-        yield f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
-    finally:
-        server.close()
-
-
-async def _answer(pages: Pages, reader: asyncio.StreamReader) -> HealthPage:
-    try:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
-    except asyncio.LimitOverrunError:
-        return HealthPage(431, PLAIN, f"the head of a request has at most {LARGEST_HEAD} bytes\n")
-    return _page(pages, head)
-
-
-def _page(pages: Pages, head: bytes) -> HealthPage:
-    method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-    path = rest.partition(" ")[0].partition("?")[0]
-    if method not in ("GET", "HEAD"):
-        return HealthPage(405, PLAIN, "use GET\n")
-    found = pages.by_path.get(path)
-    if found is None:
-        return HealthPage(404, PLAIN, f"not found; the pages are {', '.join(pages.by_path)}\n")
-    page = found()
-    return page._replace(body="") if method == "HEAD" else page
-
-
-def _response(page: HealthPage) -> bytes:
-    body = page.body.encode()
-    head = (
-        f"HTTP/1.1 {page.status} {REASONS[page.status]}\r\nContent-Type: {page.kind}\r\n"
-        f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body

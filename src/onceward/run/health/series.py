@@ -41,19 +41,19 @@ class Labeled(NamedTuple):
     value: float
 
 
-class Series(Collector):
-    """Collects what the workers last reported, and the last samples. Waits for nothing."""
+class Workers(NamedTuple):
+    supervisor: Supervisor
+    is_live: Callable[[WorkerSlot], bool]
+    is_ready: Callable[[WorkerSlot], bool]
 
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        samples: Samples | None,
-        is_live: Callable[[WorkerSlot], bool],
-        is_ready: Callable[[WorkerSlot], bool],
-    ) -> None:
-        self._supervisor = supervisor
+
+class Series(Collector):
+    """Collects what the workers last reported, and the last samples. Waits for nothing. `workers` is None where no
+    worker is seen, as in a mounted console."""
+
+    def __init__(self, workers: Workers | None, samples: Samples | None) -> None:
+        self._workers = workers
         self._samples = samples
-        self._is_live, self._is_ready = is_live, is_ready
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -61,11 +61,12 @@ class Series(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        places = list(self._supervisor.places)
-        yield from _of_workers(places, self._is_live, self._is_ready)
-        yield from _of_deliveries(places)
-        yield from _of_attempts(tallies(self._supervisor))
-        yield from _of_outbox(places)
+        if self._workers is not None:
+            places = list(self._workers.supervisor.places)
+            yield from _of_workers(places, self._workers.is_live, self._workers.is_ready)
+            yield from _of_deliveries(places)
+            yield from _of_attempts(tallies(self._workers.supervisor))
+            yield from _of_outbox(places)
         if self._samples is not None:
             yield from _of_sources(self._samples)
             yield from _of_database(self._samples)

@@ -1,0 +1,3 @@
+ALTER TABLE onceward_redrives DROP COLUMN withdrawn;
+
+ALTER TABLE onceward_redrives DROP COLUMN stopped_at;
