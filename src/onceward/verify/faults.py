@@ -142,6 +142,8 @@ class Probe:
         """The user's steps of this delivery, with what they started."""
         self.misjudged: list[str] = []
         """Effects that were called refused, although the provider gave no answer."""
+        self.rekeyed: list[OutsideCall] = []
+        """Calls that were made again with another key, although the provider gave no answer."""
         self.unsent: BaseException | None = None
         """Why a message was not sent, and none after it."""
         self.returned = False
@@ -258,6 +260,9 @@ class Probe:
                         if was_unanswered and len(self.calls) == made:  # another call may have been refused
                             self.misjudged.append(name)
                         raise
+                    finally:
+                        if effect.rekeyed is not None:
+                            self.rekeyed.append(effect.rekeyed)
                 note_writes()  # allowed here
                 self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result

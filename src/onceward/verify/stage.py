@@ -64,6 +64,8 @@ class Delivery(msgspec.Struct, frozen=True):
     """Effects whose call does not read its key."""
     misjudged: tuple[str, ...] = ()
     """Effects that were called refused, although the provider gave no answer."""
+    rekeyed: tuple[OutsideCall, ...] = ()
+    """Calls that were made again with another key, although the provider gave no answer."""
     unsent: str = ""
     """Why a message was not sent, although the handler returned."""
 
@@ -342,6 +344,7 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         tuple(probe.calls),
         tuple(probe.keyless),
         tuple(probe.misjudged),
+        tuple(probe.rekeyed),
         "" if probe.unsent is None or not probe.returned else _text(probe.unsent),
     )
 

@@ -155,3 +155,46 @@ def test_an_effect_that_takes_a_timeout_for_a_refusal_is_found() -> None:
 def test_an_effect_may_decide_what_to_do_without_an_answer(consumer: Any) -> None:
     report = examine(consumer, "exceptions")
     assert report["exceptions"].result is ScenarioStatus.PASSED, str(report)
+
+
+class TriesAgain(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("charge", lambda key: self.call(cards, key))
+
+    def call(self, cards: Any, key: str) -> str:
+        for _ in range(2):
+            with suppress(TimeoutError):
+                return str(cards.charge(5, key=key))
+        raise TimeoutError
+
+
+class TriesAgainWithAnotherKey(TriesAgain):
+    def call(self, cards: Any, key: str) -> str:
+        for attempt in range(2):
+            with suppress(TimeoutError):
+                return str(cards.charge(5, key=f"{key}-{attempt}"))
+        raise TimeoutError
+
+
+class GoesOnWithTheNextItem(TriesAgain):
+    def call(self, cards: Any, key: str) -> str:
+        errors = []
+        for item in range(2):
+            try:
+                cards.charge(item, key=f"{key}-{item}")
+            except TimeoutError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return "paid"
+
+
+@pytest.mark.parametrize(
+    ("consumer", "found"),
+    [(TriesAgain, False), (TriesAgainWithAnotherKey, True), (GoesOnWithTheNextItem, False)],
+)
+def test_a_call_that_is_tried_again_with_another_key_is_found(consumer: Any, found: bool) -> None:
+    report = examine(consumer, "exceptions")
+    expected = ScenarioStatus.FAILED if found else ScenarioStatus.PASSED
+    assert report["exceptions"].result is expected, str(report)
+    assert ("again with another key" in str(report)) is found

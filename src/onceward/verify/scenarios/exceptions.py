@@ -33,7 +33,8 @@ def exceptions(trial: Trial) -> Assessment:
 
 
 def _unanswered(trial: Trial) -> list[Finding]:
-    """Effects that take silence for a no. What else a call does then is for it to decide."""
+    """Effects that take silence for a no, or call again as if it were one. What else a call does then is for it to
+    decide."""
     effects = trial.most("effects") if _called(trial.deliveries) else 0
     for number in range(1, effects + 1):
         fault = Fault(DeliveryBoundary.CALL_FAILS, number)
@@ -46,6 +47,14 @@ def _unanswered(trial: Trial) -> list[Finding]:
                         "timeout or a lost connection is not a refusal: the provider may have done it, and the next "
                         "attempt or a redrive calls again with a new key. Let it raise, and turn only the provider's "
                         "own no into EffectRefused"
+                    )
+                ]
+            for call in each.rekeyed:
+                return [
+                    Finding(
+                        f"effect {call.effect!r} of event {each.event!r} calls {call.name} again with another key after "
+                        f"a TimeoutError {fault}: the provider may have done the first call, and takes the second for "
+                        "a new one. Pass the same key each time"
                     )
                 ]
     return []

@@ -47,6 +47,10 @@ class WatchedEffect(msgspec.Struct):
     calls: list[OutsideCall]
     unanswered: bool = False
     """Whether the next call gets no answer."""
+    lost: OutsideCall | None = None
+    """The call that got no answer."""
+    rekeyed: OutsideCall | None = None
+    """The same call again, with another key."""
 
 
 _effect: ContextVar[WatchedEffect | None] = ContextVar("onceward_recorded_effect", default=None)
@@ -65,14 +69,28 @@ def recording(name: str, key: str, calls: list[OutsideCall], *, unanswered: bool
 
 def record(name: str, function: Callable[..., Any], args: tuple[Any, ...], more: Mapping[str, Any]) -> None:
     effect = _effect.get()
-    if effect is not None and effect.unanswered:
-        effect.unanswered = False
+    if effect is None:
+        return
+    given = dict(_parameters(function, args, more))
+    named = {each: _text(value, effect.key) for each, value in given.items()}
+    part = next((each for each in given.items() if _is_part(*each, effect.key)), ("", ""))[1]
+    call = OutsideCall(effect.name, name, named, part)
+    if effect.unanswered:
+        effect.unanswered, effect.lost = False, call
         raise Unanswered(f"{name} did not answer")
-    if effect is not None:
-        given = dict(_parameters(function, args, more))
-        named = {each: _text(value, effect.key) for each, value in given.items()}
-        part = next((each for each in given.items() if _is_part(*each, effect.key)), ("", ""))[1]
-        effect.calls.append(OutsideCall(effect.name, name, named, part))
+    if effect.lost is not None and _is_again(call, effect.lost):
+        effect.rekeyed = call
+    effect.calls.append(call)
+
+
+def _is_again(call: OutsideCall, lost: OutsideCall) -> bool:
+    """Whether it is the same call with another key. With other arguments, too, it is a call of its own."""
+    if call.name != lost.name or call.arguments.keys() != lost.arguments.keys():
+        return False
+    differing = [each for each, value in call.arguments.items() if value != lost.arguments[each]]
+    return bool(differing) and all(
+        LIKE_A_KEY.search(each) or KEY in call.arguments[each] + lost.arguments[each] for each in differing
+    )
 
 
 def _is_part(name: str, value: Any, key: str) -> bool:
