@@ -66,6 +66,10 @@ class Delivery(msgspec.Struct, frozen=True):
     """Effects that were called refused, although the provider gave no answer."""
     rekeyed: tuple[OutsideCall, ...] = ()
     """Calls that were made again with another key, although the provider gave no answer."""
+    unheard: tuple[str, ...] = ()
+    """Effects that returned, although the provider gave no answer to their only call."""
+    said: tuple[str, ...] = ()
+    """The statements of the writes."""
     unsent: str = ""
     """Why a message was not sent, although the handler returned."""
 
@@ -345,6 +349,8 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         tuple(probe.keyless),
         tuple(probe.misjudged),
         tuple(probe.rekeyed),
+        tuple(probe.unheard),
+        tuple(probe.said),
         "" if probe.unsent is None or not probe.returned else _text(probe.unsent),
     )
 

@@ -198,3 +198,31 @@ def test_a_call_that_is_tried_again_with_another_key_is_found(consumer: Any, fou
     expected = ScenarioStatus.FAILED if found else ScenarioStatus.PASSED
     assert report["exceptions"].result is expected, str(report)
     assert ("again with another key" in str(report)) is found
+
+
+class Ignores(TriesAgain):
+    def call(self, cards: Any, key: str) -> str | None:  # type: ignore[override]
+        with suppress(Exception):
+            return str(cards.charge(5, key=key))
+        return None
+
+
+class IgnoresOnPurpose(Ignores):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("mail", lambda _: self.call(cards, session.event.tracking_id))
+
+
+class GoesAnotherWay(Ignores):
+    def charge(self, session: Any, cards: Any) -> None:
+        if session.effect("charge", lambda key: self.call(cards, key)) is None:
+            session.execute(INSERT, {"id": session.event.tracking_id, "total": -1})
+
+
+@pytest.mark.parametrize(
+    ("consumer", "found"), [(Ignores, True), (IgnoresOnPurpose, False), (GoesAnotherWay, False)]
+)
+def test_an_effect_that_ignores_that_nobody_answered_is_found(consumer: Any, found: bool) -> None:
+    report = examine(consumer, "exceptions")
+    expected = ScenarioStatus.FAILED if found else ScenarioStatus.PASSED
+    assert report["exceptions"].result is expected, str(report)
+    assert ("nobody will try again" in str(report)) is found

@@ -20,7 +20,8 @@ MESSAGE = "a message"
 LONGEST = 2000
 LIKE_A_KEY = re.compile(r"idempot|dedup|(^|[\W_])keys?$", re.IGNORECASE)
 """Names of parameters."""
-_ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+"""Where an object lies in memory."""
 
 
 class OutsideCall(msgspec.Struct, frozen=True):
@@ -130,9 +131,9 @@ def _flat(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any, key: str) -> str:
-    """Sets have no order; where an object lies in memory does not count."""
+    """Sets have no order; addresses do not count."""
     try:
         plain = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value
-        return _ADDRESS.sub("0x…", repr(plain).replace(key, KEY))[:LONGEST]
+        return ADDRESS.sub("0x…", repr(plain).replace(key, KEY))[:LONGEST]
     except Exception:  # noqa: BLE001  a user's repr may raise anything
         return ""
