@@ -27,11 +27,11 @@ from onceward.outbox.outbox import HandlerSends
 from onceward.task.base import AsyncTask
 from onceward.verify.children import Watchdog
 from onceward.verify.watch import blockade
-from onceward.verify.watch.background import note_left_running
+from onceward.verify.watch.background import note_left_by_effect, note_left_running
 from onceward.verify.watch.calls import ADDRESS, OutsideCall, recording
 from onceward.verify.watch.escapes import in_session
 from onceward.verify.watch.inheritance import note_writes
-from onceward.verify.watch.intrusions import Phase, Scope, during, note_temporary
+from onceward.verify.watch.intrusions import Phase, Scope, during, during_effect, note_temporary
 from onceward.verify.watch.keys import ignores_key, waives_key
 
 _ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
@@ -255,6 +255,7 @@ class Probe:
                 made = len(self.calls)
                 with (
                     blockade.in_effect(name),
+                    during_effect() as scope,
                     recording(name, key, self.calls, unanswered=unanswered) as effect,
                 ):
                     try:
@@ -266,6 +267,7 @@ class Probe:
                     finally:
                         if effect.rekeyed is not None:
                             self.rekeyed.append(effect.rekeyed)
+                note_left_by_effect(name, scope)
                 if effect.lost is not None and len(self.calls) == made and not waives_key(call):
                     self.unheard.append(name)
                 note_writes()  # allowed here
