@@ -949,7 +949,7 @@ def _expire(directory: Path, through: int) -> None:
     asyncio.run(drop())
 
 
-@pytest.mark.req("CC-071")
+@pytest.mark.req("CC-156")
 def test_facts_that_expired_before_they_were_confirmed_leave_it_open(tmp_path: Path, database: str) -> None:
     directory, settings = tmp_path / "boundary", "consumer=billing&from_zone=a&to_zone=b"
     with boundary_server(directory) as url:
@@ -970,7 +970,7 @@ def test_facts_that_expired_before_they_were_confirmed_leave_it_open(tmp_path: P
     assert "2 messages are acknowledged and without a record: they expired" in struck["unknown"][0]
 
 
-@pytest.mark.req("CC-072")
+@pytest.mark.req("CC-156")
 def test_a_name_that_is_registered_after_facts_expired_is_not_accused(tmp_path: Path, database: str) -> None:
     directory, settings = tmp_path / "boundary", "consumer=billing&from_zone=a&to_zone=b"
     with boundary_server(directory) as url:

@@ -193,6 +193,7 @@ class GoesOnWithTheNextItem(TriesAgain):
         return "paid"
 
 
+@pytest.mark.req("CC-154")
 @pytest.mark.parametrize(
     ("consumer", "found"),
     [(TriesAgain, False), (TriesAgainWithAnotherKey, True), (GoesOnWithTheNextItem, False)],
@@ -222,6 +223,7 @@ class GoesAnotherWay(Ignores):
             session.execute(INSERT, {"id": session.event.tracking_id, "total": -1})
 
 
+@pytest.mark.req("CC-154")
 @pytest.mark.parametrize(
     ("consumer", "found"), [(Ignores, True), (IgnoresOnPurpose, False), (GoesAnotherWay, False)]
 )
@@ -266,6 +268,7 @@ class ForgetsATask(WaitsForATask):
     awaits = False
 
 
+@pytest.mark.req("CC-155")
 @pytest.mark.parametrize(
     ("consumer", "found"),
     [(Waits, False), (FiresAndForgets, True), (WaitsForATask, False), (ForgetsATask, True)],
