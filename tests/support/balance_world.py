@@ -3,6 +3,7 @@ really missing."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -11,17 +12,22 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import nats
 from msgspec import structs
+from nats.js.errors import NotFoundError
 from redis import Redis
 
 from onceward import Onceward, Transaction
+from onceward._nats.wire import nats_loop
 from onceward.app.build import open_task
 from onceward.connectors.codec import decode, encode
+from onceward.connectors.postgresql import PostgreSqlConnector
 from onceward.connectors.urls import Address
 from onceward.deadletters import DeadLetters, Filter, Rca
 from onceward.inbox import Contract, InboxSession
 from onceward.inspection.balance import Balance
 from onceward.inspection.counts import Account, balance_of
+from tests.support.schema import Schema
 
 GOOD, REFUSED, FAILING, UNREADABLE = "good", "refused", "failing", "unreadable"
 FLAKY = "flaky"
@@ -29,8 +35,6 @@ FLAKY = "flaky"
 
 
 class World:
-    """`kind` is sqlite or redis."""
-
     def __init__(self, folder: Path, source: str, redis: Redis | None = None) -> None:
         self.folder, self.source, self.redis = folder, source, redis
         self.database = folder / "shop.db"
@@ -230,6 +234,118 @@ class RedisWorld(World):
             self.redis.delete(key)
         for key, value in dump.items():
             self.redis.restore(key, 0, value)
+
+
+class PostgreSqlWorld(World):
+    TABLES = ("messages", "delayed", "dead_letters", "log", "totals", "forgotten")
+
+    def __init__(self, folder: Path, schema: Schema) -> None:
+        self.schema = schema
+        server, _, options = schema.plain_url.partition("?")
+        self.url = schema.plain_url
+        super().__init__(folder, f"{server}/orders?{options}&on_failure=dead_letter")
+
+    def waiting(self) -> set[str]:
+        if not self.exists:
+            return set()
+        tables = ("messages", "delayed", "dead_letters")
+        return {decode(bytes(body)).id for table in tables for (body,) in self.rows(table, "body")}
+
+    @property
+    def exists(self) -> bool:
+        name = f"{self.schema.name}.onceward_queue_messages"
+        return bool(self.schema.execute(f"SELECT to_regclass('{name}') IS NOT NULL")[0][0])
+
+    def rows(self, table: str, columns: str) -> list[Any]:
+        return self.schema.execute(f"SELECT {columns} FROM {self.schema.name}.onceward_queue_{table}")
+
+    def lose_newest(self) -> bool:
+        table = f"{self.schema.name}.onceward_queue_messages"
+        return bool(
+            self.schema.execute(
+                f"DELETE FROM {table} WHERE seq = (SELECT max(seq) FROM {table}) RETURNING seq"
+            )
+        )
+
+    def forget(self, kept: int) -> None:
+        with PostgreSqlConnector(self.url, "orders") as queue, queue._rows.transaction(10.0):
+            queue._rows.fold(kept=kept)
+
+    def back_up(self) -> None:
+        for table in self.TABLES:
+            name = f"{self.schema.name}.onceward_queue_{table}"
+            self.schema.execute(f"CREATE TABLE {self.schema.name}.kept_{table} AS SELECT * FROM {name}")
+
+    def restore(self) -> None:
+        for table in self.TABLES:
+            name = f"{self.schema.name}.onceward_queue_{table}"
+            self.schema.execute(f"TRUNCATE {name}")
+            self.schema.execute(
+                f"INSERT INTO {name} OVERRIDING SYSTEM VALUE SELECT * FROM {self.schema.name}.kept_{table}"
+            )
+
+
+class JetStreamWorld(World):
+    def __init__(self, folder: Path, url: str, stream: str) -> None:
+        self.url, self.stream = url, stream
+        super().__init__(folder, f"{url}/{stream}?consumer=billing&on_failure=dead_letter")
+
+    def ask_nats(self, work: Callable[[Any], Any]) -> Any:
+        """None if there is no such stream, message or consumer."""
+
+        async def run() -> Any:
+            client = await nats.connect(self.url)
+            try:
+                return await work(client.jetstream())
+            except NotFoundError:
+                return None
+            finally:
+                await client.close()
+
+        return asyncio.run_coroutine_threadsafe(run(), nats_loop()).result(30)
+
+    def waiting(self) -> set[str]:
+        async def read(js: Any) -> set[str]:
+            last = (await js.stream_info(self.stream)).state.last_seq
+            done = await self._floor(js)
+            found = set()
+            for number in range(done + 1, last + 1):
+                try:
+                    found.add(decode((await js.get_msg(self.stream, number)).data).id)
+                except NotFoundError:
+                    continue
+            return found
+
+        return self.ask_nats(read) or set()
+
+    async def _floor(self, js: Any) -> int:
+        """The number up to which all is done: nothing is in flight while nobody consumes."""
+        try:
+            return int((await js.consumer_info(self.stream, "billing")).ack_floor.stream_seq)
+        except NotFoundError:
+            return 0
+
+    def remove_unread(self) -> bool:
+        async def remove(js: Any) -> bool:
+            last = (await js.stream_info(self.stream)).state.last_seq
+            return last > await self._floor(js) and bool(await js.delete_msg(self.stream, last))
+
+        return bool(self.ask_nats(remove))
+
+    def remove_ended(self) -> None:
+        async def remove(js: Any) -> None:
+            await js.purge_stream(self.stream, seq=await self._floor(js) + 1)
+
+        self.ask_nats(remove)
+
+    def remove_all(self) -> None:
+        self.ask_nats(lambda js: js.purge_stream(self.stream))
+
+    def delete_consumer(self) -> None:
+        self.ask_nats(lambda js: js.delete_consumer(self.stream, "billing"))
+
+    def delete_stream(self) -> None:
+        self.ask_nats(lambda js: js.delete_stream(self.stream))
 
 
 def copy_database(of: Path, to: Path) -> None:

@@ -138,6 +138,8 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
     """By reason."""
     has_copies: bool = True
     """Whether the source may hold a message twice."""
+    undelivered: int = 0
+    """How many of the done may have been removed before this consumer could get them."""
     notes: Mapping[str, str] = {}
     """Why a number is unknown, or not what it seems, by the name of the number."""
     unknown: tuple[str, ...] = ()

@@ -115,6 +115,12 @@ class _Totals:
                 f"{say(-ahead)} acknowledged and without a record: copies, or lost; this source does not list its "
                 "messages"
             )
+        elif 0 < -ahead <= source.undelivered:
+            self.unassigned = -ahead
+            self.unknown.append(
+                f"{say(-ahead)} acknowledged and without a record: they expired before this consumer got them or was "
+                "registered, or their records are lost"
+            )
         elif ahead < 0:
             self.problems.append(
                 f"{say(-ahead)} acknowledged, but neither applied nor dead: skipped by hand, acknowledged by something "

@@ -27,12 +27,12 @@ from onceward.outbox.outbox import HandlerSends
 from onceward.task.base import AsyncTask
 from onceward.verify.children import Watchdog
 from onceward.verify.watch import blockade
-from onceward.verify.watch.background import note_left_running
-from onceward.verify.watch.calls import OutsideCall, recording
+from onceward.verify.watch.background import note_left_by_effect, note_left_running
+from onceward.verify.watch.calls import ADDRESS, OutsideCall, recording
 from onceward.verify.watch.escapes import in_session
 from onceward.verify.watch.inheritance import note_writes
-from onceward.verify.watch.intrusions import Phase, Scope, during, note_temporary
-from onceward.verify.watch.keys import ignores_key
+from onceward.verify.watch.intrusions import Phase, Scope, during, during_effect, note_temporary
+from onceward.verify.watch.keys import ignores_key, waives_key
 
 _ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
 _MAY_WRITE = (
@@ -142,6 +142,12 @@ class Probe:
         """The user's steps of this delivery, with what they started."""
         self.misjudged: list[str] = []
         """Effects that were called refused, although the provider gave no answer."""
+        self.rekeyed: list[OutsideCall] = []
+        """Calls that were made again with another key, although the provider gave no answer."""
+        self.unheard: list[str] = []
+        """Effects that returned, although the provider gave no answer to their only call."""
+        self.said: list[str] = []
+        """The statements of the writes."""
         self.unsent: BaseException | None = None
         """Why a message was not sent, and none after it."""
         self.returned = False
@@ -249,15 +255,21 @@ class Probe:
                 made = len(self.calls)
                 with (
                     blockade.in_effect(name),
+                    during_effect() as scope,
                     recording(name, key, self.calls, unanswered=unanswered) as effect,
                 ):
                     try:
                         result = await inner(call)(key)
                     except EffectRefused:
-                        was_unanswered = unanswered and not effect.unanswered
-                        if was_unanswered and len(self.calls) == made:  # another call may have been refused
+                        if effect.lost is not None and len(self.calls) == made:  # another call may be refused
                             self.misjudged.append(name)
                         raise
+                    finally:
+                        if effect.rekeyed is not None:
+                            self.rekeyed.append(effect.rekeyed)
+                note_left_by_effect(name, scope)
+                if effect.lost is not None and len(self.calls) == made and not waives_key(call):
+                    self.unheard.append(name)
                 note_writes()  # allowed here
                 self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result
@@ -295,6 +307,7 @@ class Probe:
         if not _writes(operation, args):
             return 0
         self.writes += 1
+        self.said.append(ADDRESS.sub("", f"{args[0]} {args[1:]}"))
         self.reach(DeliveryBoundary.STATEMENT_FAILS, self.writes, inside=True)
         return self.writes
 

@@ -64,6 +64,12 @@ class Delivery(msgspec.Struct, frozen=True):
     """Effects whose call does not read its key."""
     misjudged: tuple[str, ...] = ()
     """Effects that were called refused, although the provider gave no answer."""
+    rekeyed: tuple[OutsideCall, ...] = ()
+    """Calls that were made again with another key, although the provider gave no answer."""
+    unheard: tuple[str, ...] = ()
+    """Effects that returned, although the provider gave no answer to their only call."""
+    said: tuple[str, ...] = ()
+    """The statements of the writes."""
     unsent: str = ""
     """Why a message was not sent, although the handler returned."""
 
@@ -160,13 +166,15 @@ class Stage:
         deliveries: list[Delivery] = self._run(self._settle(task, event, fault))
         return deliveries
 
-    def settle_together(self, task: Any, events: Sequence[Transaction], fault: Fault | None) -> list[str]:
+    def settle_together(
+        self, task: Any, events: Sequence[Transaction], fault: Fault | None, at_once: int = 1
+    ) -> list[str]:
         """Deliver the events in one batch, until all are done. Returns what is wrong with those that are not."""
-        found: list[str] = self._run(self._settle_together(task, events, fault))
+        found: list[str] = self._run(self._settle_together(task, events, fault, at_once))
         return found
 
     async def _settle_together(
-        self, task: Any, events: Sequence[Transaction], fault: Fault | None
+        self, task: Any, events: Sequence[Transaction], fault: Fault | None, at_once: int
     ) -> list[str]:
         consume = (
             task.consume_transactions if self.plan.asynchronous else as_coroutine(task.consume_transactions)
@@ -175,9 +183,8 @@ class Stage:
         task.probe_of_verification.begin(fault)
         self.watchdog.pet(f"{len(events)} events together")
         again = {"retry": {"max_attempts": 2}}
-        policy = ConsumerPolicy.model_validate(
-            {"loop": {"batch": {"size": len(events)}}, "steps": {"process": again, "success": again}}
-        )
+        loop = {"batch": {"size": len(events)}, "concurrency": {"value": at_once}}
+        policy = ConsumerPolicy.model_validate({"loop": loop, "steps": {"process": again, "success": again}})
         until = time.monotonic() + self.plan.options.timeout
         while feed.left and time.monotonic() < until:
             with during(Phase.EARLY, processor=self.inbox.processor):
@@ -342,6 +349,9 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         tuple(probe.calls),
         tuple(probe.keyless),
         tuple(probe.misjudged),
+        tuple(probe.rekeyed),
+        tuple(probe.unheard),
+        tuple(probe.said),
         "" if probe.unsent is None or not probe.returned else _text(probe.unsent),
     )
 

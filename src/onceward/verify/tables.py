@@ -32,6 +32,8 @@ _GENERATES = re.compile(
     r"now\s*\(|current_|nextval|random|uuid|clock_timestamp|strftime|datetime\s*\(|julianday", re.IGNORECASE
 )
 _SYSTEM = ("information_schema", "pg_catalog", "pg_toast")
+NOT_A_NUMBER = "NaN"
+"""Stands for a number that does not equal itself."""
 MOST_ROWS = 5
 """Rows of each kind that a message shows."""
 
@@ -231,7 +233,7 @@ def _plain(value: Any, keys: Mapping[str, str]) -> Any:
         hash(value)
     except TypeError:
         return repr(value)
-    return value
+    return value if value == value else NOT_A_NUMBER
 
 
 def without_unknown(rows: Rows) -> Rows:

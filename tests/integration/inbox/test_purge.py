@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
 from onceward.errors import ConfigurationError
 from onceward.inbox import (
@@ -34,6 +34,7 @@ from onceward.inbox.purge.steps import Pace
 from onceward.inbox.stores import partitions, postgresql
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import PartitionState
+from onceward.inbox.stores.sqlite import SqliteStore
 from tests.support.inbox.ids import uuid7_of
 from tests.support.wait import retry, until
 
@@ -594,6 +595,36 @@ def test_two_purges_of_a_file_share_the_work(on_sqlite: PurgedInbox) -> None:
         here = on_sqlite.purge()
         assert here.rows + beside.result(PATIENCE).rows == 20_000
     assert on_sqlite.rows() == 0
+
+
+@pytest.mark.parametrize(("journal", "during"), [("wal", {1}), ("delete", {2})])
+def test_a_step_keeps_writers_waiting_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: str, during: set[int]
+) -> None:
+    """Only in WAL mode: elsewhere a power cut could damage the file."""
+    engine = create_engine(f"sqlite:///{tmp_path}/steps.db")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"PRAGMA journal_mode = {journal}")
+    inbox = Inbox(engine)
+    inbox.migrate()
+    inbox.register(contract())
+    seen: set[int] = set()
+    step = SqliteStore.days_below
+
+    def watched(self: SqliteStore, connection: Connection, *args: Any) -> list[int]:
+        seen.add(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
+        return step(self, connection, *args)
+
+    monkeypatch.setattr(SqliteStore, "days_below", watched)
+    inbox.purge()
+    with engine.connect() as connection:
+        after = [
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("synchronous", "wal_autocheckpoint")
+        ]
+    engine.dispose()
+    assert seen == during
+    assert after == [2, 1000]
 
 
 @pytest.mark.parametrize("auto_vacuum", [0, 2])

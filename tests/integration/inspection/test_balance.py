@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sqlite3
@@ -23,6 +24,7 @@ from typer.testing import CliRunner, Result
 from onceward import Onceward, Transaction
 from onceward.app.build import open_task
 from onceward.boundary import BoundaryClient
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.cli.main import app as commands
 from onceward.connectors.codec import encode
 from onceward.connectors.sqlite import SqliteConnector, statements
@@ -936,6 +938,57 @@ def test_a_boundary_balances_until_somebody_confirms_what_was_not_applied(
         code, struck = shop.balanced()
     assert code == 1
     assert "1 message is acknowledged, but neither applied nor dead" in struck["problems"][0]
+
+
+def _expire(directory: Path, through: int) -> None:
+    async def drop() -> None:
+        store = SqliteBoundaryStore(directory)
+        await store.drop(through)
+        await store.close()
+
+    asyncio.run(drop())
+
+
+@pytest.mark.req("CC-156")
+def test_facts_that_expired_before_they_were_confirmed_leave_it_open(tmp_path: Path, database: str) -> None:
+    directory, settings = tmp_path / "boundary", "consumer=billing&from_zone=a&to_zone=b"
+    with boundary_server(directory) as url:
+        shop = Shop(f"boundary+{url}?{settings}", database)
+        shop.send(*map(fact, range(6)))
+        shop.consume(limit=2)
+    _expire(directory, through=4)
+    with boundary_server(directory) as url:
+        shop = Shop(f"boundary+{url}?{settings}", database)
+        code, struck = shop.balanced()
+        assert (code, struck["problems"]) == (3, [])
+        assert struck["unknown"] == [
+            "2 facts expired before billing confirmed them: it has missed those that it was to get"
+        ]
+        shop.consume()
+        code, struck = shop.balanced()
+    assert (code, struck["problems"]) == (3, [])
+    assert "2 messages are acknowledged and without a record: they expired" in struck["unknown"][0]
+
+
+@pytest.mark.req("CC-156")
+def test_a_name_that_is_registered_after_facts_expired_is_not_accused(tmp_path: Path, database: str) -> None:
+    directory, settings = tmp_path / "boundary", "consumer=billing&from_zone=a&to_zone=b"
+    with boundary_server(directory) as url:
+        Shop(f"boundary+{url}?{settings}", database).send(*map(fact, range(4)))
+    _expire(directory, through=2)
+    with boundary_server(directory) as url:
+        shop = Shop(f"boundary+{url}?{settings}", database)
+        assert json.loads(shop.of_app("--json").stdout)[0]["unknown"] == [
+            "2 facts had expired before billing ever fetched: it has missed them, unless it had another name then"
+        ]
+        shop.consume()
+        code, struck = shop.balanced()
+        assert (code, struck["problems"], struck["applied"]) == (3, [], 2)
+        with BoundaryClient(url) as client:
+            shop.send(*map(fact, range(4, 8)))
+            client.confirm("billing", 8)  # more than can have expired
+        code, struck = shop.balanced()
+    assert code == 1
 
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────────────────

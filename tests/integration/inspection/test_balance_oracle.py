@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -13,22 +13,32 @@ from typing import Any
 import pytest
 
 from onceward.connectors.sqlite import statements
+from onceward.testing.servers import nats_server
 from tests.support.balance_world import (
     FAILING,
     FLAKY,
     GOOD,
     REFUSED,
     UNREADABLE,
+    JetStreamWorld,
+    PostgreSqlWorld,
     RedisWorld,
     SqliteWorld,
     World,
     copy_database,
 )
 from tests.support.every_redis import every_redis
+from tests.support.schema import new_schema
 from tests.support.wait import until
 
 SEEDS = range(int(os.environ.get("BALANCE_SEEDS", "3")))
 FIRST = int(os.environ.get("BALANCE_FIRST", "0"))
+
+
+@pytest.fixture(scope="module")
+def nats_url() -> Iterator[str]:
+    with nats_server() as server:
+        yield server.url
 
 
 class History:
@@ -156,6 +166,33 @@ class SqliteHistory(History):
         return [*super().harm(), (1, self.lose_message), (1, self.restore_queue)]
 
 
+class PostgreSqlHistory(History):
+    world: PostgreSqlWorld
+    is_backed_up = False
+
+    def lose_message(self) -> None:
+        if self.world.exists:
+            self.damaged |= self.world.lose_newest()
+
+    def restore_queue(self) -> None:
+        if self.is_backed_up:
+            self.world.restore()
+            self.rewound = self.redelivered = True
+        elif self.world.exists:
+            self.world.back_up()
+            self.is_backed_up = True
+
+    def forget(self) -> None:
+        if self.world.exists:
+            self.world.forget(kept=2)
+
+    def common(self) -> list[tuple[int, Callable[[], Any]]]:
+        return [*super().common(), (1, self.forget)]
+
+    def harm(self) -> list[tuple[int, Callable[[], Any]]]:
+        return [*super().harm(), (1, self.lose_message), (1, self.restore_queue)]
+
+
 class RedisHistory(History):
     world: RedisWorld
 
@@ -221,6 +258,39 @@ class RedisHistory(History):
         ]
 
 
+class JetStreamHistory(History):
+    world: JetStreamWorld
+
+    def lose_unread(self) -> None:
+        self.damaged |= self.world.remove_unread()
+
+    def purge_ended(self) -> None:
+        self.world.remove_ended()
+
+    def purge_all(self) -> None:
+        self.damaged |= bool(self.world.waiting())
+        self.world.remove_all()
+
+    def delete_consumer(self) -> None:
+        self.world.delete_consumer()
+        self.redelivered = True
+
+    def delete_stream(self) -> None:
+        self.damaged |= bool(self.world.waiting())
+        self.world.delete_stream()
+        self.rewound = True
+
+    def harm(self) -> list[tuple[int, Callable[[], Any]]]:
+        return [
+            *super().harm(),
+            (2, self.lose_unread),
+            (1, self.purge_ended),
+            (1, self.purge_all),
+            (1, self.delete_consumer),
+            (1, self.delete_stream),
+        ]
+
+
 def live(history: History) -> str:
     """First without damage, then with one, checked after each part."""
     for _ in range(history.random.randint(3, 10)):
@@ -246,6 +316,15 @@ def test_a_queue_in_a_file_is_never_misjudged(
     assert first == "holds" or kept == 2
 
 
+@pytest.mark.req("CC-070", "CC-072", "CC-073")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_queue_in_postgresql_is_never_misjudged(tmp_path: Path, postgres_url: str, seed: int) -> None:
+    with new_schema(postgres_url) as schema:
+        history = PostgreSqlHistory(PostgreSqlWorld(tmp_path, schema), FIRST + seed)
+        first = live(history)
+    assert first == "holds" or "forget " in history.steps
+
+
 @pytest.mark.req("CC-071", "CC-072", "CC-073")
 @every_redis
 @pytest.mark.parametrize("seed", SEEDS)
@@ -253,6 +332,13 @@ def test_a_stream_is_never_misjudged(tmp_path: Path, redis_url: str, seed: int) 
     history = RedisHistory(RedisWorld(tmp_path, redis_url, uuid.uuid4().hex), FIRST + seed)
     first = live(history)
     assert first == "holds" or "trim " in history.steps
+
+
+@pytest.mark.req("CC-072", "CC-073")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_jetstream_is_never_misjudged(tmp_path: Path, nats_url: str, seed: int) -> None:
+    history = JetStreamHistory(JetStreamWorld(tmp_path, nats_url, uuid.uuid4().hex), FIRST + seed)
+    assert live(history) == "holds"
 
 
 @pytest.mark.req("CC-121")

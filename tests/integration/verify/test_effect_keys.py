@@ -1,13 +1,17 @@
-"""Keys that a provider cannot tell apart, and effects that count as done although nothing was called, are found."""
+"""Keys that a provider cannot tell apart, and effects that count as done although nothing was called or nobody has
+answered, are found."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from onceward import ConsumerTask, EffectRefused, Transaction
+from onceward import AsyncConsumerTask, ConsumerTask, EffectRefused, Transaction
 from onceward.inbox import NOT_DONE, Done
 from onceward.verify import ScenarioStatus, VerificationReport, examine_consumer
 from tests.verification.consumers import EVENTS, INSERT, contract, setup, values
@@ -155,3 +159,122 @@ def test_an_effect_that_takes_a_timeout_for_a_refusal_is_found() -> None:
 def test_an_effect_may_decide_what_to_do_without_an_answer(consumer: Any) -> None:
     report = examine(consumer, "exceptions")
     assert report["exceptions"].result is ScenarioStatus.PASSED, str(report)
+
+
+class TriesAgain(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("charge", lambda key: self.call(cards, key))
+
+    def call(self, cards: Any, key: str) -> str:
+        for _ in range(2):
+            with suppress(TimeoutError):
+                return str(cards.charge(5, key=key))
+        raise TimeoutError
+
+
+class TriesAgainWithAnotherKey(TriesAgain):
+    def call(self, cards: Any, key: str) -> str:
+        for attempt in range(2):
+            with suppress(TimeoutError):
+                return str(cards.charge(5, key=f"{key}-{attempt}"))
+        raise TimeoutError
+
+
+class GoesOnWithTheNextItem(TriesAgain):
+    def call(self, cards: Any, key: str) -> str:
+        errors = []
+        for item in range(2):
+            try:
+                cards.charge(item, key=f"{key}-{item}")
+            except TimeoutError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return "paid"
+
+
+@pytest.mark.req("CC-154")
+@pytest.mark.parametrize(
+    ("consumer", "found"),
+    [(TriesAgain, False), (TriesAgainWithAnotherKey, True), (GoesOnWithTheNextItem, False)],
+)
+def test_a_call_that_is_tried_again_with_another_key_is_found(consumer: Any, found: bool) -> None:
+    report = examine(consumer, "exceptions")
+    expected = ScenarioStatus.FAILED if found else ScenarioStatus.PASSED
+    assert report["exceptions"].result is expected, str(report)
+    assert ("again with another key" in str(report)) is found
+
+
+class Ignores(TriesAgain):
+    def call(self, cards: Any, key: str) -> str | None:  # type: ignore[override]
+        with suppress(Exception):
+            return str(cards.charge(5, key=key))
+        return None
+
+
+class IgnoresOnPurpose(Ignores):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("mail", lambda _: self.call(cards, session.event.tracking_id))
+
+
+class GoesAnotherWay(Ignores):
+    def charge(self, session: Any, cards: Any) -> None:
+        if session.effect("charge", lambda key: self.call(cards, key)) is None:
+            session.execute(INSERT, {"id": session.event.tracking_id, "total": -1})
+
+
+@pytest.mark.req("CC-154")
+@pytest.mark.parametrize(
+    ("consumer", "found"), [(Ignores, True), (IgnoresOnPurpose, False), (GoesAnotherWay, False)]
+)
+def test_an_effect_that_ignores_that_nobody_answered_is_found(consumer: Any, found: bool) -> None:
+    report = examine(consumer, "exceptions")
+    expected = ScenarioStatus.FAILED if found else ScenarioStatus.PASSED
+    assert report["exceptions"].result is expected, str(report)
+    assert ("nobody will try again" in str(report)) is found
+
+
+class Waits(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("charge", lambda key: self.begin(cards, key).join())
+
+    def begin(self, cards: Any, key: str) -> threading.Thread:
+        slow = threading.Thread(target=lambda: [time.sleep(0.2), cards.charge(5, key=key)])
+        slow.start()
+        return slow
+
+
+class FiresAndForgets(Waits):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("charge", lambda key: self.begin(cards, key) and None)
+
+
+class WaitsForATask(AsyncConsumerTask):
+    contract = contract(mode="effectful")
+    awaits = True
+
+    async def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
+        async def charge(key: str) -> None:
+            task = asyncio.create_task(asyncio.sleep(0.2))
+            self.services["cards"].charge(5, key=key)
+            if self.awaits:
+                await task
+
+        await session.effect("charge", charge)
+        await session.execute(INSERT, values(transaction))
+
+
+class ForgetsATask(WaitsForATask):
+    awaits = False
+
+
+@pytest.mark.req("CC-155")
+@pytest.mark.parametrize(
+    ("consumer", "found"),
+    [(Waits, False), (FiresAndForgets, True), (WaitsForATask, False), (ForgetsATask, True)],
+)
+def test_what_an_effect_leaves_running_is_found(consumer: Any, found: bool) -> None:
+    report = examine(consumer, "outside-calls")
+    expected = ScenarioStatus.FAILED if found else ScenarioStatus.PASSED
+    assert report["outside-calls"].result is expected, str(report)
+    assert ("in effect 'charge' that was still running when the effect returned" in str(report)) is found

@@ -40,8 +40,8 @@ def setup(engine: Engine) -> None:
         connection.execute(text("CREATE TABLE entries (id TEXT)"))
 
 
-def examine(consumer: Any = Ledger) -> Any:
-    return examine_consumer(consumer, events=EVENTS, setup=setup, only=["groups"])
+def examine(consumer: Any = Ledger, events: Any = EVENTS) -> Any:
+    return examine_consumer(consumer, events=events, setup=setup, only=["groups"])
 
 
 @pytest.mark.req("GC-10")
@@ -97,11 +97,28 @@ def enter_some(entries: list[dict[str, Any]], session: Any) -> None:
     session.execute("INSERT INTO entries VALUES (:amount)", entries[:10])
 
 
+@books.consumer("memory://half", contract=contract(consumer_id="half"))
+def enter_half(entries: list[dict[str, Any]], session: Any) -> None:
+    session.execute("INSERT INTO entries VALUES (:amount)", entries[:90])
+
+
 @pytest.mark.req("CC-145")
-@pytest.mark.parametrize(("consumer", "found"), [(enter_all, False), (enter_some, True)])
+@pytest.mark.parametrize(("consumer", "found"), [(enter_all, False), (enter_some, True), (enter_half, True)])
 def test_a_batch_handler_that_stops_before_the_end_of_a_large_batch_is_found(
     consumer: Any, found: bool
 ) -> None:
     report = examine(consumer)
     assert report["groups"].result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED), str(report)
     assert ("events like the samples in one batch" in str(report)) is found
+
+
+@books.consumer("memory://first", contract=contract(consumer_id="first"))
+def enter_first(entries: list[dict[str, Any]], session: Any) -> None:
+    session.execute("INSERT INTO entries VALUES (:amount)", entries[:1])
+
+
+@pytest.mark.req("CC-145")
+@pytest.mark.parametrize(("consumer", "found"), [(enter_all, False), (enter_first, True)])
+def test_one_sample_is_enough_for_a_batch(consumer: Any, found: bool) -> None:
+    report = examine(consumer, events=EVENTS[:1])
+    assert report["groups"].result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED), str(report)

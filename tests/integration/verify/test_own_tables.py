@@ -173,3 +173,14 @@ def test_on_another_connection_only_reading_is_allowed(
         assert report.passed, str(report)
     else:
         assert words in failure_of(report, "outside-calls")
+
+
+class WritesNoNumber(Writes):
+    def more(self, transaction: Transaction, session: Any) -> None:
+        session.execute("CREATE TABLE IF NOT EXISTS rates (rate double precision, exact numeric)")
+        session.execute("INSERT INTO rates VALUES ('NaN', 'NaN')")
+
+
+def test_what_is_not_a_number_equals_itself(postgres_url: str) -> None:
+    report = examine(WritesNoNumber, "clean", database=postgres_url)
+    assert report["clean"].result is ScenarioStatus.PASSED, str(report)

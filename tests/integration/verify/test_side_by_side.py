@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from pydantic import BaseModel, model_validator
 from sqlalchemy import text
 
-from onceward import AsyncConsumerTask, ConsumerTask, Transaction
+from onceward import AsyncConsumerTask, ConsumerTask, Onceward, Transaction
 from onceward.verify import ScenarioStatus, examine_consumer
 from tests.verification.consumers import EVENTS, INSERT, contract, setup, values
 
@@ -115,3 +116,45 @@ def test_a_row_that_refers_to_that_of_another_event_is_found(
     report = examine_consumer(consumer, EVENTS, setup=heads, database=postgres_url, only=["side-by-side"])
     assert report["side-by-side"].result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED)
     assert ("items.head → heads" in str(report)) is found
+
+
+class Bill(BaseModel):
+    total: int
+
+    @model_validator(mode="after")
+    def keep(self) -> Self:
+        CURRENT["bill"] = self
+        return self
+
+
+bills = Onceward("bills", database="sqlite:///bills.db")
+
+
+@bills.consumer("memory://kept", contract=contract(consumer_id="kept"), commit="each")
+def kept_by_the_model(bill: Bill, session: Any) -> None:
+    session.execute(INSERT, {"id": "any", **CURRENT["bill"].model_dump()})
+
+
+@bills.consumer("memory://given", contract=contract(consumer_id="given"), commit="each")
+def given_by_the_model(bill: Bill, session: Any) -> None:
+    session.execute(INSERT, {"id": "any", **bill.model_dump()})
+
+
+@bills.consumer("memory://grouped", contract=contract(consumer_id="grouped"))
+def kept_by_the_model_in_groups(bill: Bill, session: Any) -> None:
+    session.execute(INSERT, {"id": "any", **CURRENT["bill"].model_dump()})
+
+
+@pytest.mark.parametrize(
+    ("consumer", "expected"),
+    [
+        (kept_by_the_model, ScenarioStatus.FAILED),
+        (given_by_the_model, ScenarioStatus.PASSED),
+        (kept_by_the_model_in_groups, ScenarioStatus.SKIPPED),
+    ],
+)
+def test_state_of_what_runs_before_the_transaction_is_found_in_a_file(
+    consumer: Any, expected: ScenarioStatus
+) -> None:
+    report = examine_consumer(consumer, EVENTS, setup=setup, only=["side-by-side"])
+    assert report["side-by-side"].result is expected, str(report)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward._secrets import mask, mask_url, without_user
+from onceward._text import quantity
 from onceward.connectors.reports import (
     ANSWER_SECONDS,
     CHECK_SERVER,
@@ -92,8 +93,8 @@ def counts(address: Address) -> SourceCounts:
     name = address.settings["consumer"]
     offsets = {each["name"]: each["offset"] for each in stats["consumers"]}
     offset = offsets.get(name)
-    confirmed = offset or 0
-    expired = max(stats["first"] - 1 - confirmed, 0)
+    confirmed, gone = offset or 0, stats["first"] - 1
+    expired = max(gone - confirmed, 0)
     return SourceCounts(
         appended=stats["last"],
         done=confirmed,
@@ -101,9 +102,18 @@ def counts(address: Address) -> SourceCounts:
         dead=0,
         dropped={"expired before it was confirmed": expired} if expired else {},
         has_copies=False,
+        undelivered=min(gone, confirmed),
         notes={} if offset is not None else {"pending": f"{name} has never fetched: all facts are pending"},
+        unknown=(_missed(name, expired, is_new=offset is None),) if expired else (),
         missing=_no_cursor(address, name, list(offsets)) if offset is None and offsets else None,
     )
+
+
+def _missed(name: str, expired: int, *, is_new: bool) -> str:
+    facts = quantity(expired, "fact")
+    if is_new:
+        return f"{facts} had expired before {name} ever fetched: it has missed them, unless it had another name then"
+    return f"{facts} expired before {name} confirmed them: it has missed those that it was to get"
 
 
 def arrivals(address: Address) -> SourceCounts:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 INCREMENTAL: Final = 2
 """The value of PRAGMA auto_vacuum for a database that returns unused space on request."""
+NORMAL: Final = 1
+"""The value of PRAGMA synchronous for a connection whose commits, in WAL mode, do not wait for the disk."""
 
 
 class SqliteStore(Store):
@@ -107,29 +110,18 @@ class SqliteStore(Store):
 
         Then copies the WAL into the database, while others may write: otherwise a consumer's commit would do it.
         """
-        patience = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+        is_wal = connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
         if connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
             connection.exec_driver_sql("ROLLBACK")  # a listener of the engine has begun one
-        connection.exec_driver_sql("PRAGMA busy_timeout = 0").close()
-        try:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-        except DBAPIError as error:
-            if not backend_of(connection.dialect).is_lock_timeout(error):
-                raise
-            return None
-        finally:
-            connection.exec_driver_sql(f"PRAGMA busy_timeout = {patience}").close()
-        began = time.perf_counter()
-        pages = connection.exec_driver_sql("PRAGMA wal_autocheckpoint").scalar_one()
-        connection.exec_driver_sql("PRAGMA wal_autocheckpoint = 0").close()
-        try:
+        with _commits_without_disk(connection) if is_wal else nullcontext():
+            if not _begins_at_once(connection):
+                return None
+            began = time.perf_counter()
             with begun(connection, "SELECT 1"):
                 result = operation(connection)
                 worked = time.perf_counter()
             times = StepTimes(worked - began, time.perf_counter() - began)
             connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").close()
-        finally:
-            connection.exec_driver_sql(f"PRAGMA wal_autocheckpoint = {pages}").close()
         return result, times
 
     def give_back_space(self, connection: Connection, pages: int) -> int:
@@ -144,6 +136,42 @@ class SqliteStore(Store):
 
     def tables(self, transaction: DbTransaction) -> set[str]:
         return set(self.run(transaction, "SELECT name FROM sqlite_master WHERE type = 'table'").scalars())
+
+
+@contextmanager
+def _commits_without_disk(connection: Connection) -> Iterator[None]:
+    """Let commits neither wait for the disk nor copy the WAL: others wait for the lock meanwhile.
+
+    A power cut may undo the last of these commits. Any later commit of a connection that waits for the disk keeps them.
+    """
+    pages = connection.exec_driver_sql("PRAGMA wal_autocheckpoint").scalar_one()
+    synchronous = connection.exec_driver_sql("PRAGMA synchronous").scalar_one()
+    _set(connection, "wal_autocheckpoint", 0)
+    _set(connection, "synchronous", min(synchronous, NORMAL))
+    try:
+        yield
+    finally:
+        _set(connection, "wal_autocheckpoint", pages)
+        _set(connection, "synchronous", synchronous)
+
+
+def _begins_at_once(connection: Connection) -> bool:
+    """Begin a transaction that writes, unless another connection is in one."""
+    patience = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    _set(connection, "busy_timeout", 0)
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except DBAPIError as error:
+        if not backend_of(connection.dialect).is_lock_timeout(error):
+            raise
+        return False
+    finally:
+        _set(connection, "busy_timeout", patience)
+    return True
+
+
+def _set(connection: Connection, pragma: str, value: int) -> None:
+    connection.exec_driver_sql(f"PRAGMA {pragma} = {value}").close()
 
 
 # The condition is part of the statement, so the horizon cannot rise between the check and the insert.

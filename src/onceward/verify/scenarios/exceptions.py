@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -33,22 +33,39 @@ def exceptions(trial: Trial) -> Assessment:
 
 
 def _unanswered(trial: Trial) -> list[Finding]:
-    """Effects that take silence for a no. What else a call does then is for it to decide."""
+    """Effects that take silence for an answer, or call again as if it were a no. What else a call does then is for it
+    to decide."""
     effects = trial.most("effects") if _called(trial.deliveries) else 0
     for number in range(1, effects + 1):
         fault = Fault(DeliveryBoundary.CALL_FAILS, number)
         run = trial.perform(lambda stage, fault=fault: deliver_all(stage, trial.plan.events, fault))  # type: ignore[misc]
         for each in run.value:
-            for name in each.misjudged:
-                return [
-                    Finding(
-                        f"effect {name!r} of event {each.event!r} raised EffectRefused after a TimeoutError {fault}. A "
-                        "timeout or a lost connection is not a refusal: the provider may have done it, and the next "
-                        "attempt or a redrive calls again with a new key. Let it raise, and turn only the provider's "
-                        "own no into EffectRefused"
-                    )
-                ]
+            for finding in _mistaken(trial, fault, each):
+                return [finding]
     return []
+
+
+def _mistaken(trial: Trial, fault: Fault, delivery: Delivery) -> Iterator[Finding]:
+    of = f"of event {delivery.event!r}"
+    for name in delivery.misjudged:
+        yield Finding(
+            f"effect {name!r} {of} raised EffectRefused after a TimeoutError {fault}. A timeout or a lost connection "
+            "is not a refusal: the provider may have done it, and the next attempt or a redrive calls again with a new "
+            "key. Let it raise, and turn only the provider's own no into EffectRefused"
+        )
+    for call in delivery.rekeyed:
+        yield Finding(
+            f"effect {call.effect!r} {of} calls {call.name} again with another key after a TimeoutError {fault}: the "
+            "provider may have done the first call, and takes the second for a new one. Pass the same key each time"
+        )
+    clean = [each for each in trial.deliveries if each.event == delivery.event and each.succeeded]
+    for name in delivery.unheard:
+        if any((each.said, each.effects) == (delivery.said, delivery.effects) for each in clean):
+            yield Finding(
+                f"effect {name!r} {of} returned after a TimeoutError {fault}, so it counts as done, and the handler "
+                "goes on as if it were: nobody knows whether it happened, and nobody will try again. Let the error "
+                "raise. If the call may be lost, name its parameter _; if it only reads, name the service in reads=[…]"
+            )
 
 
 def choose(trial: Trial, faults: list[Fault]) -> list[Fault]:

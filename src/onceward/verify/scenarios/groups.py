@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from onceward._text import quantity
 from onceward.inbox.commits.group import commit_of
 from onceward.verify.faults import DeliveryBoundary, Fault
@@ -20,7 +22,7 @@ def groups(trial: Trial) -> Assessment:
     plan = trial.plan
     if commit_of(plan.consumer, plan.contract, trial.databases.backend) == "each":
         raise NotApplicable("its events are committed one by one")
-    if len(plan.events) < 2:
+    if len(plan.events) < 2 and not _takes_large_batches(trial):
         raise NotApplicable("there is only one event")
     writes = sum(each.writes for each in trial.deliveries if each.succeeded)
     places = [Fault(DeliveryBoundary.AFTER_WRITE, number) for number in range(1, writes + 1)]
@@ -46,11 +48,11 @@ def _deliver(trial: Trial, fault: Fault | None) -> list[Finding]:
 def _deliver_many(trial: Trial) -> list[Finding]:
     """A large batch of events like the samples: a handler that takes a list may stop before its end."""
     plan = trial.plan
-    if not getattr(plan.consumer, "takes_batches", False) or plan.contract.sequencing != "none":
+    if not _takes_large_batches(trial):
         return []
-    events = list(plan.events)
-    while len(events) < MANY:
-        events += [like(each) for each in events]
+    times = ceil(MANY / len(plan.events))
+    more = [like(each, number) for number in range(1, times) for each in plan.events]
+    events = [*plan.events, *more]
     alone = trial.perform(lambda stage: deliver_all(stage, events))
     if unsettled("", alone.value):  # such a payload may come only once
         return []
@@ -59,6 +61,11 @@ def _deliver_many(trial: Trial) -> list[Finding]:
     lines = trial.differences(run.rows, alone.rows)
     differs = [Finding(f"{story}, the rows differ from those of one after another", tuple(lines))]
     return _not_done(story, run.value) + (differs if lines else [])
+
+
+def _takes_large_batches(trial: Trial) -> bool:
+    plan = trial.plan
+    return bool(getattr(plan.consumer, "takes_batches", False)) and plan.contract.sequencing == "none"
 
 
 def _kill(trial: Trial, fault: Fault) -> tuple[list[Finding], bool]:

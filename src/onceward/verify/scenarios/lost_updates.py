@@ -105,20 +105,21 @@ def _earlier(pair: Pair, events: tuple[Transaction, ...]) -> Transaction:
     return (next(siblings, None) if other in events else None) or like(other)
 
 
-def like(event: Transaction) -> Transaction:
-    """Another event with the same payload."""
+def like(event: Transaction, number: int = 1) -> Transaction:
+    """Another event with the same payload; with another number, yet another."""
     head = {name: value for name, value in event.metadata.items() if name != "tracking_id"}
-    return msgspec.structs.replace(event, id=_like_id(Event.of(event).tracking_id), metadata=head)
+    return msgspec.structs.replace(event, id=_like_id(Event.of(event).tracking_id, number), metadata=head)
 
 
-def _like_id(tracking_id: str) -> str:
+def _like_id(tracking_id: str, number: int) -> str:
     """Another id of the same form, in case the handler reads it."""
     if tracking_id.isdecimal():
-        return str(int(tracking_id) + 1_000_000)
+        return str(int(tracking_id) + number * 1_000_000)
+    suffix = "like" if number == 1 else f"like-{number}"
     try:
-        return str(uuid5(UUID(tracking_id), "like"))
+        return str(uuid5(UUID(tracking_id), suffix))
     except ValueError:
-        return f"{tracking_id}-like"
+        return f"{tracking_id}-{suffix}"
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -34,6 +34,10 @@ ADVICE = (
     "nothing waits for it and no transaction covers it: a crash loses it, and a failed attempt does it all the same. "
     "Wait for it before you return, or do its work in session.effect(…)"
 )
+EFFECT_ADVICE = (
+    "the effect is done when its call returns: a crash loses what still runs, and nobody sees whether it fails. Wait "
+    "for it in the call"
+)
 _STARTERS = ("threading", "concurrent", "asyncio", "multiprocessing")
 """Packages through which user code starts something."""
 _DATABASES = (*intrusions.SESSIONS, "sqlalchemy.")
@@ -66,6 +70,14 @@ def note_left_running(scope: Scope) -> None:
         if each.by_user and not each.is_done():
             what = f"started {each.what} that was still running when it returned,"
             intrusions.add(Intrusion(scope.phase, what, each.where, ADVICE))
+
+
+def note_left_by_effect(name: str, scope: Scope) -> None:
+    """Called when the call of an effect has returned."""
+    for each in scope.started:
+        if each.by_user and not each.is_done():
+            what = f"started {each.what} in effect {name!r} that was still running when the effect returned,"
+            intrusions.add(Intrusion(Phase.HANDLER, what, each.where, EFFECT_ADVICE))
 
 
 def finish() -> None:
@@ -171,7 +183,7 @@ def _register(real: Any, function: Any, /, *args: Any, **more: Any) -> Any:
 
 def _finalize(real: Any, self: Any, /, *args: Any, **more: Any) -> Any:
     scope, frame = intrusions.current(), sys._getframe(2)
-    if scope is not None and scope is not OFF and intrusions.is_user_code(frame):
+    if scope is not None and intrusions.is_watched() and intrusions.is_user_code(frame):
         _finalizers.append((self, scope, intrusions.find_origin(frame)))
     return real(self, *args, **more)
 
@@ -201,7 +213,7 @@ def _inherit(frame: FrameType, given: Context | None = None) -> tuple[Context | 
     scope = intrusions.current()
     if scope is None:
         return given, None
-    where = intrusions.find_origin(frame, not_through=_DATABASES)
+    where = intrusions.find_starter(frame, not_through=_DATABASES)
     context = copy_context() if given is None else given
     with suppress(RuntimeError):  # it is the context that runs now
         context.run(intrusions.enter, OFF if where is None else scope, where)

@@ -20,7 +20,8 @@ MESSAGE = "a message"
 LONGEST = 2000
 LIKE_A_KEY = re.compile(r"idempot|dedup|(^|[\W_])keys?$", re.IGNORECASE)
 """Names of parameters."""
-_ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+"""Where an object lies in memory."""
 
 
 class OutsideCall(msgspec.Struct, frozen=True):
@@ -47,6 +48,10 @@ class WatchedEffect(msgspec.Struct):
     calls: list[OutsideCall]
     unanswered: bool = False
     """Whether the next call gets no answer."""
+    lost: OutsideCall | None = None
+    """The call that got no answer."""
+    rekeyed: OutsideCall | None = None
+    """The same call again, with another key."""
 
 
 _effect: ContextVar[WatchedEffect | None] = ContextVar("onceward_recorded_effect", default=None)
@@ -65,14 +70,28 @@ def recording(name: str, key: str, calls: list[OutsideCall], *, unanswered: bool
 
 def record(name: str, function: Callable[..., Any], args: tuple[Any, ...], more: Mapping[str, Any]) -> None:
     effect = _effect.get()
-    if effect is not None and effect.unanswered:
-        effect.unanswered = False
+    if effect is None:
+        return
+    given = dict(_parameters(function, args, more))
+    named = {each: _text(value, effect.key) for each, value in given.items()}
+    part = next((each for each in given.items() if _is_part(*each, effect.key)), ("", ""))[1]
+    call = OutsideCall(effect.name, name, named, part)
+    if effect.unanswered:
+        effect.unanswered, effect.lost = False, call
         raise Unanswered(f"{name} did not answer")
-    if effect is not None:
-        given = dict(_parameters(function, args, more))
-        named = {each: _text(value, effect.key) for each, value in given.items()}
-        part = next((each for each in given.items() if _is_part(*each, effect.key)), ("", ""))[1]
-        effect.calls.append(OutsideCall(effect.name, name, named, part))
+    if effect.lost is not None and _is_again(call, effect.lost):
+        effect.rekeyed = call
+    effect.calls.append(call)
+
+
+def _is_again(call: OutsideCall, lost: OutsideCall) -> bool:
+    """Whether it is the same call with another key. With other arguments, too, it is a call of its own."""
+    if call.name != lost.name or call.arguments.keys() != lost.arguments.keys():
+        return False
+    differing = [each for each, value in call.arguments.items() if value != lost.arguments[each]]
+    return bool(differing) and all(
+        LIKE_A_KEY.search(each) or KEY in call.arguments[each] + lost.arguments[each] for each in differing
+    )
 
 
 def _is_part(name: str, value: Any, key: str) -> bool:
@@ -112,9 +131,9 @@ def _flat(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any, key: str) -> str:
-    """Sets have no order; where an object lies in memory does not count."""
+    """Sets have no order; addresses do not count."""
     try:
         plain = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value
-        return _ADDRESS.sub("0x…", repr(plain).replace(key, KEY))[:LONGEST]
+        return ADDRESS.sub("0x…", repr(plain).replace(key, KEY))[:LONGEST]
     except Exception:  # noqa: BLE001  a user's repr may raise anything
         return ""

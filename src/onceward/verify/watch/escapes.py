@@ -26,6 +26,9 @@ _PATTERNS = tuple(
         (r"\bload_extension\s*\(", "loads code into the database"),
         (r"\b(dblink_exec|dblink_send_query)\s*\(", _ELSEWHERE),
         (r"(?<!net\.)\bhttp_(post|put|patch|delete)\s*\(", _HTTP),
+        (r"\baws_lambda\.invoke\s*\(", "calls a function of AWS"),
+        (r"\baws_s3\.query_export_to_s3\s*\(", "writes to S3"),
+        (r"\bpg_background_(launch|submit)\s*\(", "runs a statement in a transaction of its own"),
         (r"\bpg_logical_emit_message\s*\(\s*false\b", "emits a message that no rollback takes back"),
         (r"\bsetval\s*\(", "sets a sequence, which no rollback takes back"),
         (
@@ -80,6 +83,9 @@ OWN_TABLES = (
     "the inbox decides by these records what has been done, and a changed one lets an event run again, or never. "
     "Leave them to onceward; its commands hold, release and purge them"
 )
+_REQUEST = re.compile(
+    r"\bhttp\s*\(\s*(?:row\s*)?\(\s*(?!'(?:get|head)').*\bhttp_request\b", re.IGNORECASE | re.DOTALL
+)
 _DBLINK = re.compile(r"\bdblink\s*\(")
 _TEXT = re.compile(r"'((?:[^']|'')*)'|\$(\w*)\$(.*?)\$\2\$", re.DOTALL)
 _BLOCK = re.compile(r"\b(?:begin|then|else|loop)\b", re.IGNORECASE)
@@ -132,6 +138,8 @@ def escape_of(sql: str, foreign_tables: Callable[[], Collection[str]]) -> Escape
         for pattern, what in _PATTERNS:
             if pattern.search(statement):
                 return Escape(what)
+        if _REQUEST.search(sql):
+            return Escape(_HTTP)
         if _LESS_DURABLE.search(sql) and not statement.startswith("show"):
             return Escape("makes its commit less durable", False, NOT_DURABLE)
         if (lasting := _lasting(statement)) is not None:

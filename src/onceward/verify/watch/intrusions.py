@@ -186,9 +186,33 @@ def current() -> Scope | None:
     return _scope.get()
 
 
+def is_allowed() -> bool:
+    """Whether this code may make outside calls: in the session, or in an effect."""
+    scope = _scope.get()
+    return scope is not None and scope.phase is Phase.OFF
+
+
+def is_watched() -> bool:
+    """Whether this code works for a step that makes no outside calls."""
+    scope = _scope.get()
+    return scope is not None and scope.phase is not Phase.OFF
+
+
 @contextmanager
 def during(phase: Phase, *, coroutine: Any = None, processor: Any = None) -> Iterator[Scope]:
-    scope = OFF if phase is Phase.OFF else Scope(phase, coroutine, processor)
+    with _within(OFF if phase is Phase.OFF else Scope(phase, coroutine, processor)) as scope:
+        yield scope
+
+
+@contextmanager
+def during_effect() -> Iterator[Scope]:
+    """Outside calls are allowed, but what is started for them belongs to the effect."""
+    with _within(Scope(Phase.OFF)) as scope:
+        yield scope
+
+
+@contextmanager
+def _within(scope: Scope) -> Iterator[Scope]:
     before = _scope.get()
     _scope.set(scope)
     try:
@@ -237,8 +261,20 @@ def find_origin(
     It may have been made through a library or onceward, but not by the inbox, an import or a log line.
     """
     scope = _scope.get()
+    if scope is None or not is_watched() or _is_harmless(frame):
+        return None
+    return _line_of(scope, frame, sends, not_through)
+
+
+def find_starter(frame: FrameType, *, not_through: tuple[str, ...]) -> str | None:
+    """The line of user code that starts something, also in an effect; None if no step is to wait for it."""
+    scope = _scope.get()
     if scope is None or scope is OFF or _is_harmless(frame):
         return None
+    return _line_of(scope, frame, False, not_through)
+
+
+def _line_of(scope: Scope, frame: FrameType | None, sends: bool, not_through: tuple[str, ...]) -> str | None:
     for each in outwards(frame):
         if is_user_code(each):
             return f"{each.f_code.co_filename}:{each.f_lineno}"

@@ -1,8 +1,9 @@
-"""Whether the call of an effect reads the key that it gets."""
+"""Whether the call of an effect reads the key that it gets, and whether it says that it need not."""
 
 from __future__ import annotations
 
 import dis
+import inspect
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -24,9 +25,18 @@ def ignores_key(call: Any) -> bool:
     if code.co_flags & _VARIADIC or code.co_argcount <= method:
         return False
     name = code.co_varnames[method]
-    if name.startswith("_") or name in code.co_cellvars:
+    if waives_key(call) or name in code.co_cellvars:
         return False
     return not any(_reads(each, name) for each in dis.get_instructions(code))
+
+
+def waives_key(call: Any) -> bool:
+    """Whether the name of its parameter says so, as in `lambda _: …`."""
+    try:
+        parameters = list(inspect.signature(call).parameters)
+    except (TypeError, ValueError):  # of C
+        return False
+    return bool(parameters) and parameters[0].startswith("_")
 
 
 def _reads(instruction: dis.Instruction, name: str) -> bool:

@@ -18,7 +18,6 @@ from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.verify.watch import intrusions
 from onceward.verify.watch.calls import record_messages
-from onceward.verify.watch.intrusions import OFF
 
 _TAKE = ("fetch_transactions", "settle_transactions", "extend_transactions", "release_owner", "forget_dead")
 _CONNECTOR = ("dispatch_transactions", *_TAKE)
@@ -89,7 +88,7 @@ def install() -> None:
         _refuse_in_steps(what, sys._getframe(1))
         if self.in_process:
             return open_real(self, asynchronous=asynchronous)
-        if intrusions.current() is not OFF or not self.sink:
+        if not intrusions.is_allowed() or not self.sink:
             raise NotInVerificationError(f"{what}. {HOW}")
         return _Unsent()
 
@@ -105,7 +104,7 @@ def _blocked(kind: Any, name: str, real: Any) -> Any:
         _refuse_in_steps(what, frame)
         if isinstance(connector, MemoryConnector | AsyncMemoryConnector):
             return True
-        if intrusions.current() is not OFF or name not in SENT:
+        if not intrusions.is_allowed() or name not in SENT:
             raise NotInVerificationError(f"{what}. {HOW}")
         return False
 
@@ -123,8 +122,7 @@ def _blocked(kind: Any, name: str, real: Any) -> Any:
 
 
 def _refuse_in_steps(what: str, frame: FrameType) -> None:
-    scope = intrusions.current()
-    if scope is not None and scope is not OFF:
+    if intrusions.is_watched():
         intrusions.note(what, frame, sends=True)
         raise NotInVerificationError(f"{what}. {HOW}")
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from onceward.verify.watch import inheritance, intrusions
-from onceward.verify.watch.intrusions import OFF, SESSIONS
+from onceward.verify.watch.intrusions import SESSIONS
 
 SQLALCHEMY = ("sqlalchemy.",)
 _GRPC = ("grpc._channel", "grpc.aio._channel")
@@ -82,8 +82,7 @@ def _as_text(query: Any, cursor: Any) -> str:
 
 def _noting_peer(real: Any) -> Any:
     def note_and_send(self: socket.socket, *args: Any, **more: Any) -> Any:
-        scope = intrusions.current()
-        if scope is not None and scope is not OFF and self.fileno() not in intrusions.connected:
+        if intrusions.is_watched() and self.fileno() not in intrusions.connected:
             with suppress(OSError):  # it is not connected; `real` says so
                 peer = inheritance.peer_of(self)
                 if peer:  # otherwise it is one half of a pair, such as an event loop's
