@@ -47,7 +47,7 @@ class PostgreSqlConnector(LeasingConnector):
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) is delivered alone."""
-        self._rows.fold_if_long()
+        self._rows.tidy()
         taken = None if extra or batch_size < 1 else self._take_new(batch_size)
         if taken is None:
             taken = super().fetch_transactions(batch_size, **extra)
