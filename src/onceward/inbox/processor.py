@@ -235,7 +235,7 @@ class EventProcessor:
         self, attempt: EventAttempt, session: Session, *, letters: bool = True
     ) -> Result:
         result = await self._handle(attempt, session, letters)
-        if attempt.departure is not None:
+        if attempt.departure is not None and not attempt.departure.waits:
             await session.apply(attempt.departure.take_off, attempt.key, not result.duplicate)
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import md5, sha256
 from typing import Any
@@ -349,6 +349,21 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         (removed,) = run_first(transaction, self.statement(sql.DONE), values)[1]
         self._untidied += removed
         return bool(removed)
+
+    def remove_all_in(
+        self, transaction: DbTransaction, deliveries: Mapping[Held, Transaction]
+    ) -> list[Transaction]:
+        """As `remove_in`, of several. Return those whose lease was still ours."""
+        run, ordered = transaction.connection.execute, sorted(deliveries)  # as in `_missed`
+        values: dict[str, Any] = {"queue": self.queue}
+        values["seqs"], values["tokens"] = [key for key, _ in ordered], [token for _, token in ordered]
+        removed = set(run(text(self.statement(sql.REMOVE_ALL)), values).scalars())
+        done = [transaction for (key, _), transaction in deliveries.items() if key in removed]
+        if done:
+            values = {"queue": self.queue, "ended": len(done), "messages": pack(map(identity_of, done))}
+            run(text(self.statement(sql.LOG_ALL)), values).close()
+        self._untidied += len(done)
+        return done
 
     # ── now and then
 
