@@ -85,7 +85,8 @@ def _for_consumer(name: str, payload: Any) -> Callable[[datetime], Any]:
     if payload is UNSET:
         return lambda slot: {"schedule": name, "slot": slot.isoformat()}
     if callable(payload):
-        return payload
+        of_slot: Callable[[datetime], Any] = payload
+        return of_slot
     try:
         message("", payload, id=name, key=None, delay=None, at=None, headers=None)
     except (OutboxError, PayloadError) as error:
