@@ -95,6 +95,10 @@ def take_off_together(transaction: DbTransaction, leaving: Sequence[tuple[Depart
     waiting = [each for each in leaving if each[0].waits]
     if not waiting:
         return
+    if len(waiting) == 1:
+        departure, key, fenced = waiting[0]
+        departure.take_off(transaction, key, fenced)
+        return
     connector: Any = waiting[0][0]._connector
     removed = {
         id(each)
