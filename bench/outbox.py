@@ -119,6 +119,7 @@ class OnDatabase:
             connection.execute(text("DELETE FROM plain"))
             connection.execute(text("DELETE FROM events"))
             connection.execute(text("DELETE FROM onceward_outbox"))
+            connection.execute(text("DELETE FROM onceward_outbox_tally"))  # of those that were just deleted
 
     def fill(self) -> None:
         self.clear()

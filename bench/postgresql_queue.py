@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -63,6 +64,10 @@ class Orders(ConsumerTask):
         session.execute(ORDER, {"id": transaction.id, "total": transaction.payload["total"]})
 
 
+class OrdersInGroups(Orders):
+    commit = "group"
+
+
 def lines() -> Iterator[Line]:
     with postgres_server() as server, redis_server() as wire:
         bench = OnPostgres(server.url, wire.url)
@@ -74,6 +79,17 @@ def lines() -> Iterator[Line]:
         yield ratio(
             "PostgreSQL queue, one commit, Redis + inbox",
             compare(COUNT, bench.on_redis, bench.ours, prepare=bench.fill),
+            at_most=1 / 1.5,
+        )
+        grouped = partial(bench.ours, OrdersInGroups)
+        yield ratio(
+            "PostgreSQL queue, commit=group, Redis + inbox",
+            compare(COUNT, bench.on_redis, grouped, prepare=bench.fill),
+            at_most=1 / 1.5,
+        )
+        yield ratio(
+            "the same, Redis + inbox with commit=group, too",
+            compare(COUNT, partial(bench.on_redis, OrdersInGroups), grouped, prepare=bench.fill),
             at_most=1 / 1.5,
         )
         yield from bench.claims()
@@ -135,16 +151,16 @@ class OnPostgres:
                 done += 1
         assert done == COUNT
 
-    def ours(self) -> None:
+    def ours(self, kind: type[Orders] = Orders) -> None:
         with PostgreSqlConnector(self.url, "orders") as queue:
-            self._consume(queue)
+            self._consume(kind, queue)
 
-    def on_redis(self) -> None:
+    def on_redis(self, kind: type[Orders] = Orders) -> None:
         with RedisStreamsConnector(self.redis_url, self.stream) as queue:
-            self._consume(queue)
+            self._consume(kind, queue)
 
-    def _consume(self, queue: Any) -> None:
-        report = Orders({"source": queue}, {"inbox": self.inbox}).consume_transactions(POLICY)
+    def _consume(self, kind: type[Orders], queue: Any) -> None:
+        report = kind({"source": queue}, {"inbox": self.inbox}).consume_transactions(POLICY)
         assert report.succeeded == COUNT
 
     # ── what a claim costs

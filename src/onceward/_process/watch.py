@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 from contextlib import suppress
 from time import monotonic, time_ns
@@ -18,7 +19,8 @@ from onceward._process.stop import is_stopped
 
 FIRST_LOOK, LOOK_EVERY = 0.001, 0.02
 """Seconds between two looks without inotify: short at first, as a next message often follows the last."""
-_IN_MODIFY, _IN_CLOSE_ON_EXEC, _IN_NONBLOCK = 0x2, 0o2000000, 0o4000
+_IN_MODIFY, _IN_IGNORED, _IN_CLOSE_ON_EXEC, _IN_NONBLOCK = 0x2, 0x8000, 0o2000000, 0o4000
+_EVENT = struct.Struct("iIII")
 _ENOUGH = 65536
 TICK = 20_000_000
 """Nanoseconds in which two writes may get the same time."""
@@ -83,7 +85,10 @@ class FileWatch:
             if self._seen is None or self._identities() != self._seen:
                 return self._begin()
             with suppress(BlockingIOError):
-                return bool(os.read(self._fd, _ENOUGH))
+                events = os.read(self._fd, _ENOUGH)
+                if any(mask & _IN_IGNORED for _, mask, *_ in _EVENT.iter_unpack(events)):
+                    return self._begin()  # a file is gone; the one in its place may have its number
+                return True
             return False
         before, self._seen = self._seen, [_sign(path) for path in self._paths]
         now = time_ns()

@@ -48,7 +48,7 @@ from onceward.order import OnDead, OrderBy
 from onceward.order.rule import MOST_HELD
 from onceward.outbox import Outbox
 from onceward.schedules import CatchUp, Schedule
-from onceward.schedules.schedule import Slots, cron, every
+from onceward.schedules.schedule import Slots, check_is_called, cron, every
 from onceward.task.guards.receipt import wraps_steps
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
@@ -385,6 +385,7 @@ class Onceward:
         that pass while nothing runs: `catch_up` says whether the "last", "all" or "none" of them are sent later. The
         relay of `onceward run` or `onceward relay` sends them; each message has an id that names its slot.
         """
+        check_is_called(interval, '@app.every("5m")')
         return self._scheduled(lambda: every(interval), f"every {interval}", name, payload, catch_up)
 
     def cron(
@@ -397,6 +398,7 @@ class Onceward:
         catch_up: CatchUp = "last",
     ) -> Callable[[F], F]:
         """`every`, at the times of a cron expression such as "0 3 * * *" in a time zone; None is UTC."""
+        check_is_called(expression, '@app.cron("0 3 * * *")')
         text = f"{expression} {tz or 'UTC'}"
         return self._scheduled(lambda: cron(expression, tz), text, name, payload, catch_up)
 

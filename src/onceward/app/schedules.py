@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from onceward._functions import is_async, yields
+from onceward.connectors.codec import PayloadError
 from onceward.errors import ConfigurationError
+from onceward.outbox.errors import OutboxError
+from onceward.outbox.message import message
 from onceward.schedules.schedule import CatchUp, Schedule, Slots, check_catch_up
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ def schedule_of(
             )
         if own in app.schedules:
             raise ConfigurationError(f"{app.name} has two schedules {own!r}; give one of them another name=…")
-        kind, _, target = app.outbox.targets.name_of(function).partition(":")
+        kind, _, target = _target_of(app, function).partition(":")
         is_producer = kind == "producer"
         if is_producer and payload is not UNSET:
             raise ConfigurationError(
@@ -57,6 +60,14 @@ def schedule_of(
         raise ConfigurationError(f"the schedule {own!r} ({text}): {error}") from None
 
 
+def _target_of(app: Onceward, function: Callable[..., Any]) -> str:
+    try:
+        return app.outbox.targets.name_of(function)
+    except ConfigurationError as error:
+        problem, _, _ = str(error).partition(";")
+        raise ConfigurationError(f"{problem}; put the schedule above one consumer or producer") from None
+
+
 def _headers(app: Onceward, consumer: str) -> dict[str, Any]:
     """The event type that its contract expects, if it expects one."""
     contract = app.consumers[consumer].contract
@@ -73,7 +84,14 @@ def _headers(app: Onceward, consumer: str) -> dict[str, Any]:
 def _for_consumer(name: str, payload: Any) -> Callable[[datetime], Any]:
     if payload is UNSET:
         return lambda slot: {"schedule": name, "slot": slot.isoformat()}
-    return payload if callable(payload) else lambda _: payload
+    if callable(payload):
+        of_slot: Callable[[datetime], Any] = payload
+        return of_slot
+    try:
+        message("", payload, id=name, key=None, delay=None, at=None, headers=None)
+    except (OutboxError, PayloadError) as error:
+        raise ConfigurationError(str(error)) from None
+    return lambda _: payload
 
 
 def _from_producer(function: Callable[..., Any]) -> Callable[[datetime], Any]:

@@ -246,7 +246,7 @@ class EventProcessor:
             if session.unsettled is not None:
                 session.unsettled.check(attempt.key.tracking_id)
         result = Result(handling, value)
-        if attempt.departure is not None:
+        if attempt.departure is not None and not attempt.departure.waits:
             await session.apply(attempt.departure.take_off, attempt.key, not result.duplicate)
         return result
 

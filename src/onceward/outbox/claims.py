@@ -39,7 +39,7 @@ LOCK = key_of("onceward outbox")
 
 
 class Row(NamedTuple):
-    """A claimed message."""
+    """A claimed message: the columns that `CLAIM` returns."""
 
     seq: int
     message_id: str
@@ -214,9 +214,8 @@ class OutboxRows:
             seqs = self._choose(transaction, target)
             if seqs:
                 token = new_token(owner or "")
-                found = self._run(transaction, sql.CLAIM, seqs, token=token, lease=lease).mappings()
-                rows = sorted(Row(**{**each, "body": bytes(each["body"])}) for each in found)
-                claims.append(OutboxClaim(token, target, tuple(rows)))
+                found = self._run(transaction, sql.CLAIM, seqs, token=token, lease=lease)
+                claims.append(OutboxClaim(token, target, tuple(sorted(Row(*each) for each in found))))
         return claims
 
     def _choose(self, transaction: DbTransaction, target: str) -> list[int]:

@@ -84,10 +84,8 @@ def message(
         plain = as_plain_data(payload)
         encoded = msgspec.msgpack.encode(plain)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        kind = type(error).__name__  # its text may quote the payload
-        what = str(error) if isinstance(error, TypeError) else kind
         raise PayloadError(
-            f"message {chosen!r} cannot be sent: its payload cannot be encoded ({what})"
+            f"message {chosen!r} cannot be sent: its payload cannot be encoded ({_why_not(error)})"
         ) from None
     metadata = NO_HEADERS if headers is None else headers
     if not isinstance(metadata, Mapping):
@@ -106,6 +104,17 @@ def message(
     return Message(chosen, target, key, encode(transaction), digest, seconds, due)
 
 
+def _why_not(error: Exception) -> str:
+    """Say it without the error's own text, which may quote the payload."""
+    if isinstance(error, TypeError):
+        return str(error)
+    if isinstance(error, OverflowError):
+        return "an integer has more than 64 bits"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep, or contains itself"
+    return "a text has half of a character" if isinstance(error, UnicodeError) else type(error).__name__
+
+
 def _new_id(own_time: datetime, *, is_now: bool) -> str:
     return new_id() if is_now else id_at(own_time.timestamp())
 
@@ -122,7 +131,10 @@ def checked_id(value: Any) -> str:
 
 def checked_text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST or storable(value) != value:
-        found = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        found = type(value).__name__
+        if isinstance(value, str):
+            fits = 0 < len(value) <= LONGEST
+            found = "a text with NUL or half of a character" if fits else f"{len(value)} characters"
         raise OutboxError(
             f"nothing was sent: {what} must be a string of 1 to {LONGEST} characters of plain text, not {found}"
         )

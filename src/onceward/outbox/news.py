@@ -19,11 +19,13 @@ from onceward.backoff import Backoff
 from onceward.db.listen import ListenLine
 from onceward.outbox.rows import CHANNEL
 
-LOOK_AGAIN = Backoff(0.002, cap=0.064)
-"""A commit to SQLite is written before it can be seen, and a look in between is in vain."""
-LOOKS_AGAIN = 6
+LOOK_AGAIN = Backoff(0.002)
+"""A commit to SQLite is written before it can be seen, and nobody knows how long its disk takes. So looks follow every
+write, at growing intervals."""
 BUSY_LOOK = 0.1
-"""Seconds between two looks at a file that others change all the time."""
+"""Seconds between two looks at a file that others change all the time. Writes further apart are not that."""
+IN_VAIN = 6
+"""Writes that are looked at one by one, although what was looked for was not in them."""
 
 
 class News(Protocol):
@@ -61,28 +63,37 @@ class FileNews:
 
     def __init__(self, path: str | None) -> None:
         self._watch = FileWatch(*([] if path is None else [path, os.path.realpath(path) + WAL]))
+        self._looks = 0
+        """Since the last write."""
         self._in_vain = 0
-        """Looks that found nothing, since the file was quiet."""
-        self._looked_at = 0.0
+        """Writes in a row that brought no message."""
+        self._looked_at = self._written_at = 0.0
 
     def begin(self) -> bool:
         return False
 
     def looked(self, found: bool) -> None:
-        self._in_vain = 0 if found else self._in_vain + 1
+        self._looks += 1
+        if found:
+            self._in_vain = 0
         self._looked_at = monotonic()
 
     def wait(self, seconds: float, *doors: int) -> bool:
-        if 0 < self._in_vain <= LOOKS_AGAIN and (pause := LOOK_AGAIN.delay(self._in_vain - 1)) < seconds:
-            return self._watch.wait(pause, *doors) or not is_stopped()
-        if not self._watch.wait(seconds, *doors):
-            return False
-        early = self._looked_at + BUSY_LOOK - monotonic()
-        if self._in_vain > LOOKS_AGAIN and early > 0:
+        pause = max(LOOK_AGAIN.delay(self._looks - 1), self._spacing())
+        if not self._watch.wait(min(pause, seconds), *doors):
+            return pause < seconds and not is_stopped()
+        now = monotonic()
+        self._in_vain = self._in_vain + 1 if now - self._written_at < BUSY_LOOK else 0
+        self._looks = 0
+        early = self._looked_at + self._spacing() - now
+        if early > 0:
             wait_readable([*doors], min(early, seconds))
-        else:
-            self._in_vain = 0
+        self._written_at = monotonic()  # more may have been written meanwhile
         return True
+
+    def _spacing(self) -> float:
+        """Seconds between two looks, at least."""
+        return min(LOOK_AGAIN.delay(self._in_vain - IN_VAIN), BUSY_LOOK)
 
     def close(self) -> None:
         self._watch.close()

@@ -138,9 +138,8 @@ def _statement(dialect: str, state: str) -> str:
         return insert
     wake = f"pg_notify('{CHANNEL}', '')"
     if state == DELAYED:
-        insert = insert.replace("RETURNING 1", "RETURNING at")
-        wake = f"(SELECT {wake} FROM sent WHERE at < {_NOW[dialect]} + {SOON})"
-    return f"WITH sent AS ({insert}) SELECT count(*), {wake} FROM sent"
+        wake = f"CASE WHEN at < {_NOW[dialect]} + {SOON} THEN {wake} END"
+    return insert.replace("RETURNING 1", f"RETURNING 1, {wake}")
 
 
 _FULL = {(dialect, state): _statement(dialect, state) for dialect in _NOW for state in (READY, DELAYED)}

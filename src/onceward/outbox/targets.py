@@ -40,7 +40,7 @@ def stored(target: Any, targets: Targets) -> str:
     except ConfigurationError as error:
         raise OutboxError(f"nothing was sent: {error}") from None
     raise OutboxError(
-        f"nothing was sent: a target is a consumer or producer function of the app, or a URL, not a "
+        "nothing was sent: a target is a consumer or producer function of the app, or a URL, not "
         f"{type(target).__name__}"
     )
 

@@ -101,8 +101,10 @@ def cron(expression: str, tz: str | None) -> Slots:
         return (slot for slot in found if slot > after)
 
     try:
+        if not isinstance(expression, str):
+            raise CronSimError(f"it is of type {type(expression).__name__}")
         CronSim(expression, datetime.now(zone))
-    except (CronSimError, AttributeError, TypeError) as error:
+    except CronSimError as error:
         raise ConfigurationError(
             f"{expression!r} is not a cron expression ({error}); write five fields: minute, hour, day of the month, "
             "month, day of the week, as in '0 3 * * *' for every night at three"
@@ -122,6 +124,14 @@ def seconds_of(interval: Any) -> int:
             f"{interval!r} is not an interval of whole seconds; write '30s', '5m', '24h', '7d' or a timedelta"
         )
     return int(seconds)
+
+
+def check_is_called(given: Any, example: str) -> None:
+    """Refuse the function below a decorator that was left without its parentheses."""
+    if callable(given):
+        raise ConfigurationError(
+            f"a schedule needs its times: write {example} above the consumer or producer"
+        )
 
 
 def check_catch_up(value: Any) -> CatchUp:

@@ -15,6 +15,7 @@ from onceward._process import watch
 from onceward.connectors import AsyncSqliteConnector, SqliteConnector
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.testing.connectors import ConnectorDriver
+from tests.support.wait import until
 
 SEND = """
 import sys, time
@@ -78,4 +79,19 @@ def test_a_watch_of_a_file_that_is_not_there_yet_sees_it_come(tmp_path: Path) ->
     assert not seen.wait(0.01)
     file.write_text("one")
     assert seen.wait(LONG)
+    seen.close()
+
+
+def test_a_watch_sees_writes_to_a_file_that_took_the_place_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("one")
+    seen = watch.FileWatch(file)
+    seen.wait(0.0)
+    for number in range(3):  # file systems give the number of a file that is gone to the next one
+        file.unlink()
+        file.write_text(f"another {number}")
+        assert seen.wait(LONG)
+        until(lambda: not seen.wait(0.01))
+        file.write_text("two")
+        assert seen.wait(0.5)
     seen.close()

@@ -23,6 +23,7 @@ from onceward.connectors.sqlite.store import SqliteLeaseStore
 from onceward.connectors.urls import Address
 from onceward.inbox import AsyncInboxSession, Contract, InboxSession
 from onceward.middleware import Middleware, StepCall, StepInfo
+from onceward.task.groups import pace, together
 from onceward.task.report import Report
 from tests.support.schema import Schema, new_schema
 
@@ -55,10 +56,17 @@ class Shop:
     """An app with one consumer, whose queue is in its database."""
 
     def __init__(
-        self, source: str, database: str, engine: Engine, *, asynchronous: bool, **contract: Any
+        self,
+        source: str,
+        database: str,
+        engine: Engine,
+        *,
+        asynchronous: bool,
+        commit: Any = None,
+        **contract: Any,
     ) -> None:
         self.source = Address(source)
-        self.app = Onceward("shop", database=database, middleware=[Before(self)])
+        self.app = Onceward("shop", database=database, middleware=[] if commit else [Before(self)])
         self.engine = engine
         self.asynchronous = asynchronous
         self.is_sqlite = engine.dialect.name == "sqlite"
@@ -68,7 +76,7 @@ class Shop:
         self.before: Callable[[], None] = lambda: None
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE bookings (number INTEGER)"))
-        settings: dict[str, Any] = {"contract": _contract(**contract), "policy": POLICY}
+        settings: dict[str, Any] = {"contract": _contract(**contract), "policy": POLICY, "commit": commit}
 
         if asynchronous:
 
@@ -186,6 +194,7 @@ class Ledger:
         self.commits = 0
         self.on_their_own = 0
         self.with_their_handlers = 0
+        self.together = 0
 
     def commit(self, _: Any) -> None:
         self.commits += 1
@@ -196,6 +205,8 @@ class Ledger:
         with pytest.MonkeyPatch.context() as patch:
             for kind in (PostgreSqlLeaseStore, SqliteLeaseStore):
                 patch.setattr(kind, "remove", self._counting(kind.remove, "on_their_own"))
+            together = self._counting(PostgreSqlConnector.settle_all_in, "together")
+            patch.setattr(PostgreSqlConnector, "settle_all_in", together)
             for connector in (PostgreSqlConnector, SqliteConnector):
                 counting = self._counting(connector.settle_in, "with_their_handlers")
                 patch.setattr(connector, "settle_in", counting)
@@ -300,6 +311,75 @@ def test_what_the_handler_fails_at_stays_in_the_queue(shop: Shop) -> None:
     assert shop.bookings() == []
     counts = shop.counts()
     assert counts["ready"] + counts["delayed"] == 1
+
+
+@pytest.fixture
+def always_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(together, "LONGEST", 1000.0)
+    monkeypatch.setattr(pace, "QUICK", 1000.0)
+
+
+@pytest.mark.req("PG-13")
+@pytest.mark.usefixtures("always_groups")
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["threads", "asyncio"])
+def test_a_group_leaves_its_queue_at_once(schema: Schema, asynchronous: bool) -> None:
+    with on_postgresql(schema, asynchronous=asynchronous, commit="group") as shop:
+        shop.send(order(0))
+        shop.drain()
+        shop.send(order(0), *(order(number) for number in range(1, 400)))
+        ledger = Ledger()
+        with ledger.kept():
+            report = shop.drain()
+        assert (report.succeeded, report.duplicates) == (400, 1)
+        assert ledger.on_their_own == 0
+        assert 0 < ledger.together + ledger.with_their_handlers < 200
+        assert shop.bookings() == [*range(400)]
+        assert shop.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
+        assert shop.ask("SELECT sum(ended) FROM onceward_queue_log") == [401]
+
+
+@pytest.mark.req("PG-07", "PG-13")
+@pytest.mark.usefixtures("always_groups")
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["threads", "asyncio"])
+def test_of_a_group_only_the_event_whose_lease_was_lost_is_not_done(
+    schema: Schema, asynchronous: bool
+) -> None:
+    with on_postgresql(schema, asynchronous=asynchronous, commit="group") as shop:
+        shop.send(*map(order, range(20)))
+        stolen = shop.ask(f"SELECT seq FROM {shop.messages} ORDER BY seq")[3]
+        steal = f"UPDATE {shop.messages} SET token = token + 1 WHERE seq = {stolen}"
+        shop.meanwhile = lambda number: shop.do(steal) if number == 3 else None
+        report = shop.drain()
+        assert (report.succeeded, report.failed) == (19, 1)
+        assert shop.bookings() == [each for each in range(20) if each != 3]
+        assert shop.ask("SELECT count(*) FROM onceward_dedup") == [19]
+        assert shop.ask(f"SELECT seq FROM {shop.messages}") == [stolen]
+
+        shop.meanwhile = lambda number: None
+        shop.do(f"UPDATE {shop.messages} SET {shop.lease_column} = 1")
+        assert shop.drain().succeeded == 1
+        assert shop.bookings() == [*range(20)]
+
+
+@pytest.mark.req("PG-13")
+def test_a_batch_leaves_its_queue_at_once(schema: Schema) -> None:
+    app = Onceward("shop", database=schema.plain_url)
+    got: list[int] = []
+
+    @app.consumer(source_in(schema), contract=_contract(), policy=POLICY)
+    def book(bookings: list[Booking], session: InboxSession) -> None:
+        got.extend(each.number for each in bookings)
+
+    with app.consumers["book"].source.open(asynchronous=False) as queue:
+        queue.dispatch_transactions([order(number) for number in range(100)])
+        ledger = Ledger()
+        with ledger.kept(), open_task(app, app.consumers["book"]) as task:
+            assert task.consume_transactions(app.consumers["book"].policy).succeeded == 100
+        assert ledger.on_their_own == 0
+        assert 0 < ledger.together + ledger.with_their_handlers < 50
+        assert sorted(got) == [*range(100)]
+        assert queue.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
 
 
 @pytest.mark.req("PG-06")

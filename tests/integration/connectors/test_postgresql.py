@@ -93,8 +93,8 @@ def test_a_role_that_may_not_create_tables_is_shown_what_its_owner_runs(schema: 
             assert payloads(queue, 1) == [0]
             [bad] = [each for each in queue.fetch_transactions(10) if each.payload == "bad"]
             queue.settle_transactions([Settlement(bad, Verdict.FAILED, delay=0.0)])
-            queue._rows._unfolded = store.FOLD_EVERY
-            queue._rows.fold_if_long()
+            queue._rows._untidied = store.TIDY_EVERY
+            queue._rows.tidy()
             assert queue.counts() == {"ready": 0, "leased": 2, "delayed": 1, "dead": 0}
     finally:
         schema.execute(f"DROP OWNED BY {role}")

@@ -24,7 +24,12 @@ __all__ = ["database", "outbox"]
 
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"target": "gopher://x"}, OutboxError, "is not a sink"),
+    ({"target": 7}, OutboxError, "or a URL, not int"),
     ({"payload": object()}, PayloadError, "cannot be sent"),
+    ({"payload": 2**80}, PayloadError, "more than 64 bits"),
+    ({"payload": "\ud83d"}, PayloadError, "half of a character"),
+    ({"id": "a\0b"}, OutboxError, "not a text with NUL"),
+    ({"key": "k" * 500}, OutboxError, "not 500 characters"),
     ({"at": datetime(2030, 1, 1)}, OutboxError, "a datetime with a time zone"),
 ]
 

@@ -140,6 +140,8 @@ def _nothing(app: Onceward) -> Any:
         (lambda app: app.every(300), "300 is not an interval"),
         (lambda app: app.cron("at three"), "'at three' is not a cron expression"),
         (lambda app: app.cron("61 * * * *"), "is not a cron expression .*; write five fields"),
+        (lambda app: app.cron(None), r"None is not a cron expression \(it is of type NoneType\)"),
+        (lambda app: app.every("5m", payload={"when": object()}), "its payload cannot be encoded"),
         (lambda app: app.cron("0 3 * * *", tz="Berlin"), "there is no time zone 'Berlin'"),
         (lambda app: app.every("5m", catch_up="some"), "catch_up must be 'last', 'all' or 'none'"),
     ],
@@ -159,8 +161,13 @@ def test_bad_values_are_refused_at_the_decoration(decorator: Any, problem: str) 
 @pytest.mark.req("SC-05")
 def test_what_cannot_be_scheduled_is_refused() -> None:
     app = Onceward("shop", database="sqlite:///shop.db")
-    with pytest.raises(ConfigurationError, match="neither a consumer nor a producer"):
+    with pytest.raises(
+        ConfigurationError, match=r"neither a consumer nor a producer.*put the schedule above"
+    ):
         app.every("5m")(print)
+    for decorator in (app.every, app.cron):
+        with pytest.raises(ConfigurationError, match=r"needs its times: write @app\.\w+\(.*\) above"):
+            decorator(print)  # type: ignore[arg-type]
 
     @app.producer("memory://jobs")
     def many() -> Any:

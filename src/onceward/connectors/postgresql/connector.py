@@ -47,7 +47,7 @@ class PostgreSqlConnector(LeasingConnector):
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) is delivered alone."""
-        self._rows.fold_if_long()
+        self._rows.tidy()
         taken = None if extra or batch_size < 1 else self._take_new(batch_size)
         if taken is None:
             taken = super().fetch_transactions(batch_size, **extra)
@@ -111,6 +111,18 @@ class PostgreSqlConnector(LeasingConnector):
         delivery.leaving = True
         return self._rows.remove_in(transaction, delivery.held, delivered)
 
+    def settle_all_in(
+        self, transaction: DbTransaction, delivered: Sequence[Transaction], /
+    ) -> Sequence[Transaction]:
+        """As `settle_in`, of all of them. Return those whose lease was not lost."""
+        held = {}
+        for each in delivered:
+            if self.holds(each):
+                delivery = self._deliveries.of(each)
+                delivery.leaving = True
+                held[delivery.held] = each
+        return self._rows.remove_all_in(transaction, held)
+
     def release_owner(self, owner: str) -> int:
         """End the leases of a dead owner now; they count as lost. Return how many there were."""
         with self._rows.transaction(WRITE_WAIT):
@@ -149,6 +161,12 @@ class AsyncPostgreSqlConnector(BackgroundConnector):
     def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:
         """As `PostgreSqlConnector.settle_in`."""
         return self._queue.settle_in(transaction, delivered)
+
+    def settle_all_in(
+        self, transaction: DbTransaction, delivered: Sequence[Transaction], /
+    ) -> Sequence[Transaction]:
+        """As `PostgreSqlConnector.settle_all_in`."""
+        return self._queue.settle_all_in(transaction, delivered)
 
     async def release_owner_async(self, owner: str) -> int:
         """As `PostgreSqlConnector.release_owner`."""

@@ -271,10 +271,11 @@ SCHEMA = (
     END $$
     """,
     # All of a fetch in one statement, as long as no message of it was delivered before: about those, the caller decides
-    # in a transaction (`found_due` is -1 if the first is one). Without any, it says when there will be one.
+    # in a transaction (`found_due` is -1 if the first is one). It begins after a given message, or else at the first
+    # one. Without any, it says when there will be one.
     f"""
     CREATE FUNCTION onceward_queue_claim(
-        given_queue text, given_limit integer, given_token bigint, given_lease double precision
+        given_queue text, given_limit integer, given_token bigint, given_lease double precision, given_after bigint
     ) RETURNS TABLE (found_seq bigint, found_body bytea, found_due double precision) {_BY_KEY} AS $$
     DECLARE
         message record;
@@ -283,22 +284,28 @@ SCHEMA = (
     BEGIN
         PERFORM onceward_queue_move_due(given_queue, given_limit);
         moment := {NOW};
-        FOR message IN
-            SELECT seq, token, deliveries, body FROM onceward_queue_messages
-            WHERE queue = given_queue AND leased_until <= moment ORDER BY seq LIMIT given_limit FOR UPDATE SKIP LOCKED
         LOOP
-            IF message.deliveries > 0 OR message.token IS NOT NULL THEN
-                EXIT WHEN number > 0;
-                found_due := -1;
+            FOR message IN
+                SELECT seq, token, deliveries, body FROM onceward_queue_messages
+                WHERE queue = given_queue AND seq > given_after AND leased_until <= moment
+                ORDER BY seq LIMIT given_limit FOR UPDATE SKIP LOCKED
+            LOOP
+                IF message.deliveries > 0 OR message.token IS NOT NULL THEN
+                    EXIT WHEN number > 0;
+                    found_due := -1;
+                    RETURN NEXT;
+                    RETURN;
+                END IF;
+                UPDATE onceward_queue_messages
+                SET leased_until = moment + given_lease, token = given_token, deliveries = 1
+                WHERE queue = given_queue AND seq = message.seq;
+                number := number + 1;
+                found_seq := message.seq;
+                found_body := message.body;
                 RETURN NEXT;
-                RETURN;
-            END IF;
-            UPDATE onceward_queue_messages SET leased_until = moment + given_lease, token = given_token, deliveries = 1
-            WHERE queue = given_queue AND seq = message.seq;
-            number := number + 1;
-            found_seq := message.seq;
-            found_body := message.body;
-            RETURN NEXT;
+            END LOOP;
+            EXIT WHEN number > 0 OR given_after < 0;
+            given_after := -1;
         END LOOP;
         IF number = 0 THEN
             found_due := {{due}};
@@ -316,8 +323,9 @@ TABLES = tuple(
 
 _FIND = """
     SELECT quote_ident(n.nspname),
-        to_regprocedure(quote_ident(n.nspname) || '.onceward_queue_claim(text, integer, bigint, double precision)')
-            IS NOT NULL AND current_setting('default_transaction_isolation') = 'read committed'
+        to_regprocedure(quote_ident(n.nspname)
+            || '.onceward_queue_claim(text, integer, bigint, double precision, bigint)') IS NOT NULL
+            AND current_setting('default_transaction_isolation') = 'read committed'
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass('onceward_queue_schema')
 """

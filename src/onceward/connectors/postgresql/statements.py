@@ -89,7 +89,7 @@ BEHIND = """
 LEASE = "SELECT {s}.onceward_queue_lease(%s, %s::bigint[], %s::integer[], %s::integer[], %s, %s)"
 MOVE_DUE = "SELECT {s}.onceward_queue_move_due(%s, %s)"
 NEXT_DUE = next_due("{s}.", "%(queue)s")
-CLAIM = "SELECT * FROM {s}.onceward_queue_claim(%s, %s, %s, %s)"
+CLAIM = "SELECT * FROM {s}.onceward_queue_claim(%s, %s, %s, %s, %s)"
 NOTIFY = "SELECT pg_notify(%s, '')"
 EXTEND = "SELECT {s}.onceward_queue_extend(%s, %s::bigint[], %s::bigint[], %s)"
 RELEASE = f"""
@@ -100,6 +100,10 @@ REMOVE = "SELECT {s}.onceward_queue_remove(%s, %s::bigint[], %s::bigint[])"
 LOG_DONE = "INSERT INTO {s}.onceward_queue_log (queue, ended, messages) VALUES (%s, %s, %s)"
 DONE = "SELECT {s}.onceward_queue_done(:queue, :seq, :token, :message)"
 """With names of SQLAlchemy: it runs on connections of the application, whichever driver they have."""
+REMOVE_ALL = """
+    SELECT {s}.onceward_queue_remove(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bigint[]))
+"""
+LOG_ALL = "INSERT INTO {s}.onceward_queue_log (queue, ended, messages) VALUES (:queue, :ended, :messages)"
 GIVE_BACK = """
     UPDATE {s}.onceward_queue_messages SET leased_until = 0, token = NULL, deliveries = deliveries - 1
     WHERE queue = %s AND seq = %s AND token = %s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import md5, sha256
 from typing import Any
@@ -23,6 +23,7 @@ from onceward.connectors.postgresql import statements as sql
 from onceward.connectors.postgresql.join import is_joint
 from onceward.connectors.postgresql.lines import PostgreSqlLines
 from onceward.connectors.postgresql.schema import BATCH, CHANNEL, QueueTables, create_tables, find_tables
+from onceward.connectors.postgresql.vacuum import QueueVacuum
 from onceward.db.calls import CALLS
 from onceward.db.engines import connect_arguments, hide_values
 from onceward.db.operations import run_first
@@ -40,8 +41,8 @@ SELDOM = 20
 long as the slow one took."""
 MOVE_EVERY = 0.2
 """Seconds between two looks at the messages that wait for a time, while others are ready."""
-FOLD_EVERY = 10_000
-"""Messages that a connector ends or appends before it shortens the log."""
+TIDY_EVERY = 10_000
+"""Messages that a connector ends or appends before it shortens the log, and looks for dead rows."""
 
 
 class PostgreSqlLeaseStore(PostgreSqlLines):
@@ -62,7 +63,8 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         """The last message that was leased here."""
         self._look_back_at = 0.0
         self._move_at = 0.0
-        self._unfolded = 0
+        self._untidied = 0
+        self._vacuum = QueueVacuum()
         self._known_due: float | None = None
         """When a message is due, by our own clock, if the last call was a claim in vain."""
 
@@ -122,15 +124,18 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
 
     def claim_new(self, limit: int, token: int, lease: float) -> list[tuple[int, bytes]] | None:
         """Lease messages that were never delivered, in one statement. None if that cannot be: use a transaction."""
-        if self._tables is None or not self._tables.claims_at_once or time.monotonic() < self._look_back_at:
+        if self._tables is None or not self._tables.claims_at_once:
             return None
         with self._connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             began = time.monotonic()
-            values = (self.queue, limit, token, lease)
+            after = self._last if began < self._look_back_at else -1
+            values = (self.queue, limit, token, lease, after)
             found = connection.exec_driver_sql(self.statement(sql.CLAIM), values).all()
         took = time.monotonic() - began
-        if took > SLOW:
+        if len(found) < limit:
+            self._look_back_at = 0.0
+        elif took > SLOW and after < 0:
             self._look_back_at = began + took * SELDOM
         seq, _, due = found[0]
         if seq is None:
@@ -144,7 +149,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         with self._connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             connection.exec_driver_sql(self.statement(sql.APPEND), (self.queue, list(bodies))).close()
-        self._unfolded += len(bodies)
+        self._untidied += len(bodies)
 
     def seconds_until_due(self) -> float:
         """How long until a message is available, if none arrives."""
@@ -159,7 +164,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
     def append(self, bodies: Sequence[bytes], now: float) -> None:
         for first in range(0, len(bodies), BATCH):
             self._run(sql.APPEND, (self.queue, list(bodies[first : first + BATCH])))
-        self._unfolded += len(bodies)
+        self._untidied += len(bodies)
 
     def append_alone(self, bodies: Sequence[bytes], wait: float) -> bool:
         """Append in one round trip, which is a transaction of its own. False if there are too many for that."""
@@ -169,7 +174,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
             plain = connection.execution_options(isolation_level="AUTOCOMMIT")
             values = (f"{wait * 1000:.0f}", self.queue, list(bodies))
             plain.exec_driver_sql(self.statement(sql.APPEND_ALONE), values).close()
-        self._unfolded += len(bodies)
+        self._untidied += len(bodies)
         return True
 
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
@@ -225,7 +230,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         if transactions:
             messages = pack(map(identity_of, transactions))
             self._run(sql.LOG_DONE, (self.queue, len(transactions), messages))
-            self._unfolded += len(transactions)
+            self._untidied += len(transactions)
         return missed
 
     def _missed(self, statement: str, deliveries: Sequence[Held], *more: Any) -> list[Held]:
@@ -342,21 +347,41 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         message = pack([identity_of(delivered)])
         values = {"queue": self.queue, "seq": key, "token": token, "message": message}
         (removed,) = run_first(transaction, self.statement(sql.DONE), values)[1]
-        self._unfolded += removed
+        self._untidied += removed
         return bool(removed)
 
-    # ── the log
+    def remove_all_in(
+        self, transaction: DbTransaction, deliveries: Mapping[Held, Transaction]
+    ) -> list[Transaction]:
+        """As `remove_in`, of several. Return those whose lease was still ours."""
+        run, ordered = transaction.connection.execute, sorted(deliveries)  # as in `_missed`
+        values: dict[str, Any] = {"queue": self.queue}
+        values["seqs"], values["tokens"] = [key for key, _ in ordered], [token for _, token in ordered]
+        removed = set(run(text(self.statement(sql.REMOVE_ALL)), values).scalars())
+        done = [transaction for (key, _), transaction in deliveries.items() if key in removed]
+        if done:
+            values = {"queue": self.queue, "ended": len(done), "messages": pack(map(identity_of, done))}
+            run(text(self.statement(sql.LOG_ALL)), values).close()
+        self._untidied += len(done)
+        return done
 
-    def fold_if_long(self) -> None:
-        """Shorten the log now and then: of messages that ended long ago, only numbers are kept."""
-        if self._unfolded < FOLD_EVERY:
+    # ── now and then
+
+    def tidy(self) -> None:
+        """If there is enough to do, shorten the log, and vacuum."""
+        if self._untidied < TIDY_EVERY:
             return
-        self._unfolded = 0
+        self._untidied = 0
         with self.transaction(WRITE_WAIT):
             if self._run(sql.LOCK_LOG, (self.queue,)).scalar_one():
                 self.fold(sql.KEPT)
+        with self._connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            assert self._tables is not None
+            self._vacuum.run_if_due(connection, self._tables.schema)
 
     def fold(self, kept: int) -> None:
+        """Of messages that ended long ago, keep only numbers in the log."""
         upto = self._run(sql.OLDEST_KEPT, {"queue": self.queue, "kept": kept}).scalar()
         if upto is None:
             return

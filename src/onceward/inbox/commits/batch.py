@@ -14,6 +14,7 @@ from onceward.inbox.attempts import Company
 from onceward.inbox.commits.attempt import EventAttempt
 from onceward.inbox.errors import Busy
 from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
+from onceward.inbox.sessions.acknowledgment import take_off_together
 from onceward.task.exceptions import Postponed
 from onceward.transaction import Transaction
 
@@ -135,11 +136,17 @@ class BatchCommit:
             admitted = [attempts[each] for each, result in results.items() if not result.duplicate]
             if admitted:
                 await session.apply(processor.resolve_letters, admitted)
+            leaving = []
             for number, result in results.items():
                 attempt = attempts[number]
                 if attempt.departure is not None:
-                    fenced = result.handling is not DUPLICATE
-                    await session.apply(attempt.departure.take_off, attempt.key, fenced)
+                    attempt.departure.wait()
+                    leaving.append((attempt.departure, attempt.key, result.handling is not DUPLICATE))
+            for departure, key, fenced in leaving:
+                if not departure.waits:
+                    await session.apply(departure.take_off, key, fenced)
+            if leaving:
+                await session.apply(take_off_together, leaving)
             return results
         except BaseException as raised:
             error = raised

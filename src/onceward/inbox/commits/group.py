@@ -22,6 +22,7 @@ from onceward.inbox.commits.attempt import EventAttempt
 from onceward.inbox.errors import Busy
 from onceward.inbox.result import Result
 from onceward.inbox.sequences import OutOfTurn
+from onceward.inbox.sessions.acknowledgment import take_off_together
 from onceward.inbox.stores.types import MissingDay
 from onceward.task.lifecycle import text_of
 from onceward.telemetry.context import CurrentWork, attempt_expired, current_work
@@ -131,6 +132,8 @@ class CommitGroup:
     async def run(self, attempt: EventAttempt, transaction: Transaction) -> Result:
         """Make the attempt in a part of the group's transaction. What it returns holds once the group has decided."""
         processor = self._processor
+        if attempt.departure is not None:
+            attempt.departure.wait()
         try:
             attempt.check()
             assert attempt.start is not None
@@ -220,7 +223,7 @@ class CommitGroup:
         problem = self._problem
         try:
             if problem is None and self._kept:
-                problem = await self._resolve_letters(whole)
+                problem = await self._finish(whole)
                 await whole.leave(problem)
             else:
                 await whole.leave(problem or _given_up())
@@ -237,13 +240,22 @@ class CommitGroup:
         )
         return False
 
-    async def _resolve_letters(self, whole: Any) -> Exception | None:
+    async def _finish(self, whole: Any) -> Exception | None:
+        """Do for all what is left to do before the commit. An error is as if the commit had failed."""
+        apply = self._processor.ports.apply
         admitted = [attempt for attempt, result in self._kept[1:] if not result.duplicate]
-        if admitted:
-            try:
-                await self._processor.ports.apply(whole, self._processor.resolve_letters, admitted)
-            except Exception as error:  # noqa: BLE001  as if the commit had failed
-                return error
+        leaving = [
+            (attempt.departure, attempt.key, not result.duplicate)
+            for attempt, result in self._kept
+            if attempt.departure is not None
+        ]
+        try:
+            if admitted:
+                await apply(whole, self._processor.resolve_letters, admitted)
+            if leaving:
+                await apply(whole, take_off_together, leaving)
+        except Exception as error:  # noqa: BLE001
+            return error
         return None
 
     async def abandon(self) -> None:

@@ -7,6 +7,7 @@ lease was lost, nothing of it stays.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onceward._text import driver_message
@@ -47,15 +48,31 @@ class JoiningConnector(Protocol):
         ...
 
 
+class GroupingConnector(JoiningConnector, Protocol):
+    """One that removes many deliveries about as fast as one: those of a commit together, just before it."""
+
+    def settle_all_in(
+        self, transaction: DbTransaction, delivered: Sequence[Transaction], /
+    ) -> Sequence[Transaction]:
+        """As `settle_in`, of all. Return those whose lease was still ours."""
+        ...
+
+
 class Departure:
     """The end of one delivery, inside the transaction that does its event."""
 
-    __slots__ = ("_connector", "_delivered", "_removed")
+    __slots__ = ("_connector", "_delivered", "_removed", "waits")
 
     def __init__(self, connector: JoiningConnector, delivered: Transaction) -> None:
         self._connector = connector
         self._delivered = delivered
         self._removed = False
+        self.waits = False
+        """Whether it is for `take_off_together`, not for the end of its own event."""
+
+    def wait(self) -> None:
+        """Leave together with others, if the connector can do that."""
+        self.waits = hasattr(self._connector, "settle_all_in")
 
     def remove(self, transaction: DbTransaction) -> bool:
         """Return False if its lease was lost."""
@@ -66,14 +83,38 @@ class Departure:
         """Take the event off its queue. If its lease was lost, nothing of this transaction may stay, unless it is of a
         duplicate, which wrote nothing."""
         if not self.remove(transaction) and fenced:
-            raise LeaseLostError(
-                f"the lease of event {key.tracking_id} was lost, and its queue may have delivered it again; this "
-                "attempt commits nothing"
-            )
+            raise _lost(key)
 
     def committed(self) -> None:
         if self._removed:
             self._connector.settled(self._delivered)
+
+
+def take_off_together(transaction: DbTransaction, leaving: Sequence[tuple[Departure, Key, bool]]) -> None:
+    """Take events off their queue that wait for this, with `take_off`'s key and fence of each."""
+    waiting = [each for each in leaving if each[0].waits]
+    if not waiting:
+        return
+    if len(waiting) == 1:
+        departure, key, fenced = waiting[0]
+        departure.take_off(transaction, key, fenced)
+        return
+    connector: Any = waiting[0][0]._connector
+    removed = {
+        id(each)
+        for each in connector.settle_all_in(transaction, [departure._delivered for departure, *_ in waiting])
+    }
+    for departure, key, fenced in waiting:
+        departure._removed = id(departure._delivered) in removed
+        if fenced and not departure._removed:
+            raise _lost(key)
+
+
+def _lost(key: Key) -> LeaseLostError:
+    return LeaseLostError(
+        f"the lease of event {key.tracking_id} was lost, and its queue may have delivered it again; this attempt "
+        "commits nothing"
+    )
 
 
 class JointSource:
