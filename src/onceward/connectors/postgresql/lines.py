@@ -43,6 +43,16 @@ class PostgreSqlLines:
         with self.transaction(WRITE_WAIT):
             return bool(self._run(sql.HAS_PARKED, (self.queue,)).scalar_one())
 
+    def end_lines(self) -> bool:
+        """Make those available that a consumer with order has left in line. Return whether there were any."""
+        if not self.has_parked():
+            return False
+        with self.transaction(WRITE_WAIT):
+            self._run(sql.LOCK_LINES, (self.queue,)).close()
+            self._run(sql.END_LINES, (self.queue,)).close()
+            self._run(sql.UNPARK, (self.queue,)).close()
+        return True
+
     def newcomers(self, now: float, limit: int) -> Sequence[AvailableRow]:
         return [tuple(row) for row in self._run(sql.NEWCOMERS, (self.queue, limit))]
 

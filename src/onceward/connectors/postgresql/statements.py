@@ -80,6 +80,13 @@ PARK = f"""
 HAS_PARKED = """
     SELECT EXISTS (SELECT 1 FROM {s}.onceward_queue_delayed WHERE queue = %s AND visible_at = 'infinity')
 """
+UNPARK = f"""
+    WITH gone AS (
+        DELETE FROM {{s}}.onceward_queue_delayed WHERE queue = %s AND visible_at = 'infinity' RETURNING *
+    )
+    INSERT INTO {{s}}.onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone
+"""
+END_LINES = "DELETE FROM {s}.onceward_queue_turns WHERE queue = %s"
 HOLD_LINE = "UPDATE {s}.onceward_queue_turns SET dead = %s WHERE queue = %s AND seq = %s"
 COUNT_BEHIND = """
     SELECT count(*) FROM {s}.onceward_queue_turns WHERE queue = %s AND order_key = %s AND dead IS NULL
