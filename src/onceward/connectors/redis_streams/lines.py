@@ -26,8 +26,9 @@ PAGE = 500
 """Entries that are looked at together when lines are fixed."""
 BUSY_SHARE = 4
 """While the last fetch was full, at most one in this many of a batch is a recovered entry."""
-AHEAD = 2
-"""How many times as many entries as a fetch wants are read at first; then twice as many, and so on."""
+AHEAD, LEAST_AHEAD = 2, 32
+"""How many times as many entries as a fetch wants are read at first, and how many at least; then four times as many,
+and so on."""
 NO_LINE = ""
 """Of an entry without a key, which waits for nobody."""
 
@@ -91,7 +92,7 @@ class StreamLines:
 
     def _line_up(self, count: int, recover: int) -> Lining:
         rows: list[tuple[Any, int, Any, int]] = []
-        until, ahead, is_fixed, is_end = time.monotonic() + LONGEST, AHEAD * count, 0, False
+        until, ahead, is_fixed, is_end = time.monotonic() + LONGEST, max(AHEAD * count, LEAST_AHEAD), 0, False
         knows_where = self._ahead is not NOWHERE
         while True:
             if len(self._ahead.seen) < count - len(rows) and knows_where and not is_end:
@@ -128,7 +129,7 @@ class StreamLines:
                 self._ahead, is_end = _Ahead(last, {}), False
             elif (not self._ahead.seen and is_end) or (rows and time.monotonic() >= until):
                 return rows
-            recover, ahead, knows_where = -1, min(2 * ahead, MOST_AT_ONCE), True
+            recover, ahead, knows_where = -1, min(4 * ahead, MOST_AT_ONCE), True
 
     def _read_on(self, count: int) -> Lining:
         """Read entries after those that were read. Return whether these are the last ones."""
