@@ -121,11 +121,12 @@ class StreamLines:
                 continue
             if recover > 0:
                 self._look_again_later()
-            self._pass(last)
+            is_rest = self._pass(last)
             if alone or len(rows) >= count:
                 return rows
-            if len(self._ahead.seen) == len(seen) > 0 or place_of(last) < place_of(after):
-                # Some of these were removed, or there is a new group.
+            if (
+                len(self._ahead.seen) == len(seen) > 0 or not is_rest
+            ):  # some of these were removed, or all is new
                 self._ahead, is_end = _Ahead(last, {}), False
             elif (not self._ahead.seen and is_end) or (rows and time.monotonic() >= until):
                 return rows
@@ -142,12 +143,14 @@ class StreamLines:
         self._ahead = _Ahead(after, {**seen, **following})
         return len(found) < count
 
-    def _pass(self, last: bytes) -> None:
-        """Forget what was read, up to the last entry that is delivered."""
+    def _pass(self, last: bytes) -> bool:
+        """Forget what was read, up to the last entry that is delivered. Return whether the rest is still what follows:
+        a new group begins before it."""
         at = place_of(last)
-        self._ahead = _Ahead(
-            last, {entry: each for entry, each in self._ahead.seen.items() if each.place > at}
-        )
+        is_rest = at >= place_of(self._ahead.after)
+        seen = self._ahead.seen.items() if is_rest else ()
+        self._ahead = _Ahead(last, {entry: each for entry, each in seen if each.place > at})
+        return is_rest
 
     def _look_at(self, entry: bytes, fields: Sequence[Any]) -> _Seen:
         assert self._key_of is not None
