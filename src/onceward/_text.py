@@ -43,6 +43,8 @@ def _escape(found: re.Match[str]) -> str:
 
 def storable(text: str) -> str:
     """Escape lone surrogates and zero bytes, which some databases refuse."""
+    if text.isascii() and "\0" not in text:
+        return text
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 

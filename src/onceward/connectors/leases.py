@@ -329,7 +329,9 @@ class LeasingConnector(Leasing, Closing):
         serving: list[AvailableRow] = []
         transactions: list[Transaction] = []
         buried: list[tuple[Any, ...]] = []
-        available = self._store.available if self._lines is None else self._lines.form
+        available, read = self._store.available, decode
+        if self._lines is not None:
+            available, read = self._lines.form, self._lines.decode
         while not serving and (rows := available(now, batch_size)):
             doomed: list[tuple[Any, ...]] = []
             for row in rows:
@@ -338,7 +340,7 @@ class LeasingConnector(Leasing, Closing):
                 if suspect and serving:
                     break
                 try:
-                    transaction = decode(body)
+                    transaction = read(body)
                 except DecodeError as error:
                     doomed.append(
                         (key, token, self._clock(), BurialReason.UNDECODABLE, None, None, str(error))

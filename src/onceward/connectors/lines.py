@@ -25,6 +25,8 @@ KeyOf = Callable[[Transaction], str | None]
 MOST_AT_ONCE = 2000
 """Messages that are lined up at once, at most. A fetch begins with twice its size, and doubles that: what is lined up
 early may have to be parked, and what comes later may find its line empty."""
+KEPT_BODY = 2000
+"""Bytes. Up to `MOST_AT_ONCE` messages that wait are kept decoded, if their bodies are no longer than this."""
 LONGEST = 0.3
 """Seconds that one transaction lines up messages. The next one goes on."""
 
@@ -48,12 +50,13 @@ class LineStore(Protocol):
         """Let those come first whose predecessors are gone. One fetch at a time does this, and what follows."""
         ...
 
-    def newcomers(self, now: float, limit: int) -> Sequence[tuple[int, bytes]]:
-        """Return available messages that are in no line, oldest first."""
+    def newcomers(self, now: float, limit: int) -> Sequence[Any]:
+        """Return messages that are in no line, oldest first, as `LeaseStore.available` does."""
         ...
 
-    def line_up(self, newcomers: Sequence[tuple[int, str | None]]) -> None:
-        """Put these at the ends of the lines of their keys. One without a key is a line of its own."""
+    def line_up(self, newcomers: Sequence[tuple[int, str | None]], now: float) -> Sequence[bool]:
+        """Put these at the ends of the lines of their keys. One without a key is a line of its own. Return which of
+        them can be delivered."""
         ...
 
     def behind(self, key: str, limit: int) -> tuple[int, Sequence[bytes]]:
@@ -69,6 +72,8 @@ class Lines:
         self._key_of = key_of
         self._hold_dead = hold_dead
         self._begun = False
+        self._decoded: dict[bytes, Transaction] = {}
+        """What was decoded for its key, by its body, until it is delivered."""
         self.has_more = False
         """Whether there was no time to line up all newcomers."""
 
@@ -81,16 +86,21 @@ class Lines:
         store.advance_lines()
         until = time.monotonic() + LONGEST
         limit = 2 * size
+        rows: list[Any] = list(self._store.available(now, size))
         while True:
-            rows: Sequence[Any] = self._store.available(now, size)
             self.has_more = time.monotonic() >= until
             if len(rows) >= size or self.has_more:
-                return rows
+                return rows[:size]
             newcomers = store.newcomers(now, min(limit, MOST_AT_ONCE))
             if not newcomers:
                 return rows
-            store.line_up([(key, self._key_in(body)) for key, body in newcomers])
+            ready = store.line_up([(row[0], self._key_in(row[-1])) for row in newcomers], now)
+            rows += [row for row, is_ready in zip(newcomers, ready, strict=True) if is_ready]
             limit *= 2
+
+    def decode(self, body: bytes) -> Transaction:
+        """As `codec.decode`, which is not needed again for a message that has just lined up."""
+        return self._decoded.pop(body, None) or decode(body)
 
     def behind(self, keys: Sequence[str], limit: int) -> dict[str, LineBehind]:
         """What waits in these lines."""
@@ -102,9 +112,14 @@ class Lines:
 
     def _key_in(self, body: bytes) -> str | None:
         try:
-            return self._key_of(decode(body))
+            transaction = decode(body)
         except DecodeError:
             return None  # it is buried when its turn comes
+        if len(body) <= KEPT_BODY:
+            if len(self._decoded) >= MOST_AT_ONCE:
+                self._decoded.clear()
+            self._decoded[body] = transaction
+        return self._key_of(transaction)
 
 
 def _id_in(body: bytes) -> str:
@@ -112,3 +127,13 @@ def _id_in(body: bytes) -> str:
         return decode(body).id
     except DecodeError:
         return "(unreadable)"
+
+
+def are_first(newcomers: Sequence[tuple[int, str | None]], taken: set[str]) -> list[bool]:
+    """Which of these are the first of their lines, if those of the `taken` keys have others before them."""
+    first: list[bool] = []
+    for _, key in newcomers:
+        first.append(key is None or key not in taken)
+        if key is not None:
+            taken.add(key)
+    return first

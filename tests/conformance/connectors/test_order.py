@@ -197,6 +197,24 @@ def test_a_consumer_without_order_leaves_no_line_behind(queue: Queue) -> None:
     assert fetch(one) == {}
 
 
+@pytest.mark.req("OR-08")
+def test_what_stands_in_line_is_delivered_without_order_too(queue: Queue) -> None:
+    one = queue.open(lease=0.5)
+    send(one, "a1", "a2", "a3", "b1", "b2")
+    end(one, Verdict.DONE, *fetch(one).values())
+    plain = queue.open(lease=0.5, ordered=False)
+    found: set[str] = set()
+
+    def take() -> bool:
+        taken = fetch(plain)
+        end(plain, Verdict.DONE, *taken.values())
+        found.update(taken)
+        return len(found) == 3
+
+    until(take)
+    assert found == {"a2", "a3", "b2"}
+
+
 @pytest.mark.req("OR-02")
 def test_order_holds_whatever_happens(queue: Queue) -> None:
     """Two connectors, a random mix of appends, outcomes and lost deliveries: each key ends in its order."""

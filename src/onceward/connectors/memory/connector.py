@@ -118,6 +118,10 @@ class _Message:
         self.error: str | None = None
         self.history = ""
 
+    def as_row(self) -> AvailableRow:
+        lost = self.lost + (self.token is not None)
+        return self.key, self.token, self.deliveries, lost, self.body
+
 
 class MemoryLeaseStore(MemoryLines):
     """A `LeaseStore` in a dict, with two heaps over it.
@@ -180,9 +184,7 @@ class MemoryLeaseStore(MemoryLines):
         finally:
             for message in taken.values():  # they were only inspected
                 self._push(message.key, message.visible_at)
-        return [
-            (m.key, m.token, m.deliveries, m.lost + (m.token is not None), m.body) for m in taken.values()
-        ]
+        return [message.as_row() for message in taken.values()]
 
     def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
         for key, _, deliveries, lost, _ in rows:

@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from onceward._process.bell import Bell
+from onceward.connectors.leases import AvailableRow
 
 
 class MemoryLines:
@@ -39,15 +40,16 @@ class MemoryLines:
             elif line[0] in self._messages and self._messages[line[0]].visible_at == inf:
                 self._move(self._messages[line[0]], 0.0)
 
-    def newcomers(self, now: float, limit: int) -> Sequence[tuple[int, bytes]]:
-        found: list[tuple[int, bytes]] = []
+    def newcomers(self, now: float, limit: int) -> Sequence[AvailableRow]:
+        found: list[AvailableRow] = []
         while self._unlined and len(found) < limit:
             message = self._messages.get(self._unlined.popleft())
             if message is not None:
-                found.append((message.key, message.body))
+                found.append(message.as_row())
         return found
 
-    def line_up(self, newcomers: Sequence[tuple[int, str | None]]) -> None:
+    def line_up(self, newcomers: Sequence[tuple[int, str | None]], now: float) -> Sequence[bool]:
+        ready: list[bool] = []
         for key, name in newcomers:
             self._lined_up.add(key)
             message = self._messages[key]
@@ -55,6 +57,8 @@ class MemoryLines:
             if name is not None:
                 line.append(key)
             self._move(message, message.visible_at if line[0] == key else inf)
+            ready.append(message.visible_at <= now)
+        return ready
 
     def behind(self, key: str, limit: int) -> tuple[int, Sequence[bytes]]:
         waiting = [self._messages[each] for each in self._lines.get(key, ()) if each in self._messages]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -24,6 +25,8 @@ from onceward.transaction import Transaction
 
 LOOK_AGAIN = Backoff(0.005, cap=0.5)
 """Between two looks for messages that wait in line."""
+LOOK_IN_LINES = 1.0
+"""Seconds between two looks of a consumer without order, if it finds nothing, for what one with order has left."""
 SHORTEST_WAIT = 0.005
 """Seconds. A message that another transaction is just taking looks available."""
 
@@ -41,6 +44,7 @@ class PostgreSqlConnector(LeasingConnector):
         self._rows = PostgreSqlLeaseStore(database_of(url), queue)
         super().__init__(self._rows, LeaseRules(**settings))
         self._empty_looks = 0
+        self._look_in_lines_at = 0.0
         self.line = ListenLine(
             self._rows.engine, self._rows.channel, f"queue {queue}", presence=(WAITING, queue)
         )
@@ -51,11 +55,20 @@ class PostgreSqlConnector(LeasingConnector):
         taken = None if extra or batch_size < 1 else self._take_new(batch_size)
         if taken is None:
             taken = super().fetch_transactions(batch_size, **extra)
+        if not taken and self._lines is None and self._was_left_in_line():
+            taken = super().fetch_transactions(batch_size, **extra)
         self.line.looked(bool(taken))
         self._empty_looks = 0 if taken else self._empty_looks + 1
         if len(taken) == batch_size:
             self.line.step_aside()
         return taken
+
+    def _was_left_in_line(self) -> bool:
+        """Whether there was something that waits in a line, and nobody keeps order any more."""
+        if time.monotonic() < self._look_in_lines_at:
+            return False
+        self._look_in_lines_at = time.monotonic() + LOOK_IN_LINES
+        return self._rows.end_lines()
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Put these at the end of the queue, all or none."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from onceward.connectors.leases import WRITE_WAIT
+from onceward.connectors.leases import WRITE_WAIT, AvailableRow
+from onceward.connectors.lines import are_first
 from onceward.connectors.postgresql import statements as sql
 from onceward.connectors.postgresql.schema import LINES
 
@@ -42,22 +43,29 @@ class PostgreSqlLines:
         with self.transaction(WRITE_WAIT):
             return bool(self._run(sql.HAS_PARKED, (self.queue,)).scalar_one())
 
-    def newcomers(self, now: float, limit: int) -> Sequence[tuple[int, bytes]]:
-        return [(seq, body) for seq, body in self._run(sql.NEWCOMERS, (self.queue, limit))]
+    def end_lines(self) -> bool:
+        """Make those available that a consumer with order has left in line. Return whether there were any."""
+        if not self.has_parked():
+            return False
+        with self.transaction(WRITE_WAIT):
+            self._run(sql.LOCK_LINES, (self.queue,)).close()
+            self._run(sql.END_LINES, (self.queue,)).close()
+            self._run(sql.UNPARK, (self.queue,)).close()
+        return True
 
-    def line_up(self, newcomers: Sequence[tuple[int, str | None]]) -> None:
-        keys = [key for _, key in newcomers if key is not None]
-        taken = {key for (key,) in self._run(sql.LINES_OF, (self.queue, keys))}
-        first: list[bool] = []
-        for _, key in newcomers:
-            first.append(key not in taken)
-            if key is not None:
-                taken.add(key)
+    def newcomers(self, now: float, limit: int) -> Sequence[AvailableRow]:
+        return [tuple(row) for row in self._run(sql.NEWCOMERS, (self.queue, limit))]
+
+    def line_up(self, newcomers: Sequence[tuple[int, str | None]], now: float) -> Sequence[bool]:
+        keys = [key for _, key in newcomers]
+        taken = self._run(sql.LINES_OF, (self.queue, list({key for key in keys if key is not None})))
+        first = are_first(newcomers, {key for (key,) in taken})
         places = [seq for seq, _ in newcomers]
-        self._run(sql.LINE_UP, (self.queue, places, [key for _, key in newcomers], first)).close()
+        self._run(sql.LINE_UP, (self.queue, places, keys, first)).close()
         parked = [seq for seq, is_first in zip(places, first, strict=True) if not is_first]
         if parked:
             self._run(sql.PARK, (self.queue, parked)).close()
+        return first
 
     def behind(self, key: str, limit: int) -> tuple[int, Sequence[bytes]]:
         waiting: int = self._run(sql.COUNT_BEHIND, (self.queue, key)).scalar_one()

@@ -24,8 +24,13 @@ READY = f"""
 """
 """Skips what is leased, or being claimed by another."""
 _TURN = "SELECT 1 FROM {s}.onceward_queue_turns t WHERE t.queue = onceward_queue_messages.queue AND t.seq ="
-_FIRST = f"AND EXISTS ({_TURN} onceward_queue_messages.seq AND t.is_first)"
-FIRST_READY = READY.replace("ORDER BY", f"{_FIRST} ORDER BY")
+FIRST_READY = f"""
+    SELECT m.seq, m.token, m.deliveries, m.lost + (m.token IS NOT NULL)::integer, m.body
+    FROM {{s}}.onceward_queue_turns t JOIN {{s}}.onceward_queue_messages m ON m.queue = t.queue AND m.seq = t.seq
+    WHERE t.queue = %s AND t.is_first AND t.seq > %s AND m.leased_until <= {NOW}
+    ORDER BY t.seq LIMIT %s FOR UPDATE OF m SKIP LOCKED
+"""
+"""From the lines: a search in the queue would pass all messages that have not lined up yet."""
 LOCK_LINES = "SELECT pg_advisory_xact_lock(hashtextextended('onceward_queue_turns ' || %s, 0))"
 HAS_LINES = "SELECT to_regclass('{s}.onceward_queue_turns') IS NOT NULL"
 LEAVE_LINES = """
@@ -53,7 +58,7 @@ COME_FIRST = f"""
     INSERT INTO {{s}}.onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone
 """
 NEWCOMERS = f"""
-    SELECT seq, body FROM {{s}}.onceward_queue_messages
+    SELECT seq, token, deliveries, lost + (token IS NOT NULL)::integer, body FROM {{s}}.onceward_queue_messages
     WHERE queue = %s AND leased_until <= {NOW} AND NOT EXISTS ({_TURN} onceward_queue_messages.seq)
     ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
 """
@@ -75,6 +80,13 @@ PARK = f"""
 HAS_PARKED = """
     SELECT EXISTS (SELECT 1 FROM {s}.onceward_queue_delayed WHERE queue = %s AND visible_at = 'infinity')
 """
+UNPARK = f"""
+    WITH gone AS (
+        DELETE FROM {{s}}.onceward_queue_delayed WHERE queue = %s AND visible_at = 'infinity' RETURNING *
+    )
+    INSERT INTO {{s}}.onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone
+"""
+END_LINES = "DELETE FROM {s}.onceward_queue_turns WHERE queue = %s"
 HOLD_LINE = "UPDATE {s}.onceward_queue_turns SET dead = %s WHERE queue = %s AND seq = %s"
 COUNT_BEHIND = """
     SELECT count(*) FROM {s}.onceward_queue_turns WHERE queue = %s AND order_key = %s AND dead IS NULL

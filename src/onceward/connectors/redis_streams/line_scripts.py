@@ -101,9 +101,9 @@ TAKE = (
     POSITION
     + SERVE
     + """
-local recover, is_fixed, ahead = tonumber(ARGV[9]), ARGV[10] == '1', tonumber(ARGV[11])
-local after, known = ARGV[12], cmsgpack.unpack(ARGV[13])
-local fresh, seen, last = {}, {}, position(stream, group)
+local recover, is_fixed, after = tonumber(ARGV[9]), ARGV[10] == '1', ARGV[11]
+local known, known_lines, known_places = unpack(cmsgpack.unpack(ARGV[12]))
+local fresh, last = {}, position(stream, group)
 if not last then return redis.error_reply('NOGROUP there is no group ' .. group .. ' of stream ' .. stream) end
 
 local function take_due()
@@ -159,22 +159,26 @@ local function take_next()
 end
 
 local function take_new(last)
-    local from, planned, free, is_taken = place(last), {}, 0, {}
-    if from < place(after) then return last end
-    for _, each in ipairs(known) do
-        if each[3] > from and #served + free < count then
-            table.insert(planned, each)
-            local line = each[2]
-            local first = line ~= '' and not is_taken[line] and members(line, 1)[1]
-            each.is_free = line == '' or not (is_taken[line] or first) or first == line .. each[3]
-            if each.is_free then free = free + 1 end
-            is_taken[line] = true
-        end
+    local from = 1
+    if last ~= after then
+        local at = place(last)
+        if at < place(after) then return last end
+        while from <= #known and known_places[from] <= at do from = from + 1 end
     end
-    if #planned == 0 then return last end
-    local reply = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', #planned, 'STREAMS', stream, '>')
+    local upto, free, is_free, is_taken = from - 1, 0, {}, {}
+    while upto < #known and #served + free < count do
+        upto = upto + 1
+        local line = known_lines[upto]
+        local first = line ~= '' and not is_taken[line] and members(line, 1)[1]
+        is_free[upto] = line == '' or not (is_taken[line] or first) or first == line .. known_places[upto]
+        if is_free[upto] then free = free + 1 end
+        is_taken[line] = true
+    end
+    if upto < from then return last end
+    local many = upto - from + 1
+    local reply = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', many, 'STREAMS', stream, '>')
     local taken, is_planned = reply and reply[1][2] or {}, true
-    for i, each in ipairs(planned) do is_planned = is_planned and taken[i] and taken[i][1] == each[1] end
+    for i = 1, many do is_planned = is_planned and taken[i] and taken[i][1] == known[from + i - 1] end
     if not is_planned then
         local ids = {}
         for _, each in ipairs(taken) do table.insert(ids, each[1]) end
@@ -188,47 +192,45 @@ local function take_new(last)
         return last
     end
     local named, placed, behind = {}, {}, {}
-    for _, each in ipairs(planned) do
-        local id, line = each[1], each[2]
-        table.insert(named, id)
-        table.insert(named, line)
+    for i = from, upto do
+        local id, line = known[i], known_lines[i]
+        named[#named + 1] = id
+        named[#named + 1] = line
         if line ~= '' then
-            table.insert(placed, 0)
-            table.insert(placed, line .. each[3])
+            placed[#placed + 1] = 0
+            placed[#placed + 1] = line .. known_places[i]
         end
-        table.insert(each.is_free and fresh or behind, id)
+        if is_free[i] then fresh[#fresh + 1] = id else behind[#behind + 1] = id end
     end
     redis.call('HSET', line_of, unpack(named))
     if #placed > 0 then redis.call('ZADD', lines, unpack(placed)) end
     claim('waiting', 0, behind)
-    return planned[#planned][1]
+    return known[upto]
 end
 
 if recover > 0 then
     local pending, dead = redis.call('XPENDING', stream, group)[1], redis.call('XLEN', dead_key)
     local is_whole = pending == redis.call('HLEN', line_of) and redis.call('HLEN', holders) <= dead
-    if not is_whole and not is_fixed then return {served, buried, 0, fresh, last, seen, 1} end
-    if take_due() == 'alone' then return {served, buried, 1, fresh, last, seen, 0} end
+    if not is_whole and not is_fixed then return {served, buried, 0, fresh, last, 1} end
+    if take_due() == 'alone' then return {served, buried, 1, fresh, last, 0} end
 end
 if recover >= 0 and #served < count and take_next() == 'alone' then
-    return {served, buried, 1, fresh, last, seen, 0}
+    return {served, buried, 1, fresh, last, 0}
 end
 local differs
 last, differs = take_new(last)
-local room = count - #served - #fresh
-if room > 0 then seen = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', math.min(room * ahead, 2000)) end
-return {served, buried, 0, fresh, last, seen, differs or 0}
+return {served, buried, 0, fresh, last, differs or 0}
 """
 )
 """Take up to `count` first entries of their lines: up to `recover` whose lease or delay is over, then those that were
-let go (unless it is negative), then new ones. These are the entries after `after`, as far as they are `known`, each
-with its line and its place; if some were removed since, none is taken: the group goes back to where it was, or if this
-user may not do that, the entries wait until their lines are fixed. One that has its place already was delivered
+let go (unless it is negative), then new ones. These are the entries after `after`, as far as they are `known`: three
+lists of their ids, lines and places. If some were removed since, none is taken: the group goes back to where it was, or
+if this user may not do that, the entries wait until their lines are fixed. One that has its place already was delivered
 by a group that somebody deleted.
 
 Returns the entries to deliver, what was buried, whether the first must be alone, the new ones to deliver, the last
-entry that is delivered, `ahead` times as many entries after it as there is room for, and 1 if the lines do not match
-what is pending; unless `is_fixed`, nothing is taken before they do."""
+entry that is delivered, and 1 if the lines do not match what is pending; unless `is_fixed`, nothing is taken before
+they do."""
 
 NEXT_TURN = (
     POSITION

@@ -6,7 +6,7 @@ Reads ahead of what is delivered, since the key of an entry is in its body, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +26,9 @@ PAGE = 500
 """Entries that are looked at together when lines are fixed."""
 BUSY_SHARE = 4
 """While the last fetch was full, at most one in this many of a batch is a recovered entry."""
+AHEAD, LEAST_AHEAD = 2, 32
+"""How many times as many entries as a fetch wants are read at first, and how many at least; then four times as many,
+and so on."""
 NO_LINE = ""
 """Of an entry without a key, which waits for nobody."""
 
@@ -44,8 +47,12 @@ class _Ahead(NamedTuple):
     """What was read, and perhaps not delivered yet."""
 
     after: bytes
-    seen: Mapping[bytes, _Seen]
+    seen: dict[bytes, _Seen]
     """All entries after that one, up to the last of these."""
+
+
+NOWHERE = _Ahead(b"0-0", {})
+"""Before the first fetch, which tells where the group is."""
 
 
 class StreamLines:
@@ -63,7 +70,7 @@ class StreamLines:
 
     _key_of: KeyOf | None = None
     _hold_dead = False
-    _ahead = _Ahead(b"0-0", {})
+    _ahead = NOWHERE
 
     def keep_order(self, key_of: KeyOf, *, hold_dead: bool) -> None:
         self._key_of, self._hold_dead = key_of, hold_dead
@@ -85,19 +92,24 @@ class StreamLines:
 
     def _line_up(self, count: int, recover: int) -> Lining:
         rows: list[tuple[Any, int, Any, int]] = []
-        until, ahead, is_fixed = time.monotonic() + LONGEST, 2, 0
+        until, ahead, is_fixed, is_end = time.monotonic() + LONGEST, max(AHEAD * count, LEAST_AHEAD), 0, False
+        knows_where = self._ahead is not NOWHERE
         while True:
+            if len(self._ahead.seen) < count - len(rows) and knows_where and not is_end:
+                is_end = yield from self._read_on(ahead)
             after, seen = self._ahead
-            known = msgspec.msgpack.encode(
-                [(as_str(entry), each.line, each.place) for entry, each in seen.items()]
+            known = (
+                [as_str(entry) for entry in seen],
+                [each.line for each in seen.values()],
+                [each.place for each in seen.values()],
             )
-            arguments = (recover, is_fixed, ahead, after, known)
+            arguments = (recover, is_fixed, after, msgspec.msgpack.encode(known))
             reply = yield from self._evaluate(
                 line_scripts.TAKE, (*self._terms(count - len(rows)), *arguments)
             )
             if reply is None:  # there is a new group
                 return rows
-            served, buried, alone, fresh, last, following, differs = reply
+            served, buried, alone, fresh, last, differs = reply
             self._tell_buried(buried)
             rows += [tuple(row) for row in served]
             rows += [(entry, 1, seen[entry].content, 0) for entry in fresh]
@@ -109,19 +121,36 @@ class StreamLines:
                 continue
             if recover > 0:
                 self._look_again_later()
-            self._read_on(last, following, has_room=len(rows) < count and not alone)
-            if alone or len(rows) >= count or not following or (rows and time.monotonic() >= until):
+            is_rest = self._pass(last)
+            if alone or len(rows) >= count:
                 return rows
-            recover, ahead = -1, min(2 * ahead, MOST_AT_ONCE)
+            if (
+                len(self._ahead.seen) == len(seen) > 0 or not is_rest
+            ):  # some of these were removed, or all is new
+                self._ahead, is_end = _Ahead(last, {}), False
+            elif (not self._ahead.seen and is_end) or (rows and time.monotonic() >= until):
+                return rows
+            recover, ahead, knows_where = -1, min(4 * ahead, MOST_AT_ONCE), True
 
-    def _read_on(self, last: bytes, following: Sequence[Any], *, has_room: bool) -> None:
-        """Remember what follows the last entry that is delivered. If there was room for more, all was read again."""
-        if has_room:
-            self._ahead = _Ahead(last, {entry: self._look_at(entry, fields) for entry, fields in following})
-        elif self._ahead.seen:
-            at = place_of(last)
-            left = {entry: each for entry, each in self._ahead.seen.items() if each.place > at}
-            self._ahead = self._ahead._replace(seen=left)
+    def _read_on(self, count: int) -> Lining:
+        """Read entries after those that were read. Return whether these are the last ones."""
+        after, seen = self._ahead
+        begin = next(reversed(seen), after)
+        [found] = yield [("XRANGE", self.stream, b"(" + begin, "+", "COUNT", count)]
+        if isinstance(found, Exception):
+            raise found
+        following = {entry: self._look_at(entry, fields) for entry, fields in found}
+        self._ahead = _Ahead(after, {**seen, **following})
+        return len(found) < count
+
+    def _pass(self, last: bytes) -> bool:
+        """Forget what was read, up to the last entry that is delivered. Return whether the rest is still what follows:
+        a new group begins before it."""
+        at = place_of(last)
+        is_rest = at >= place_of(self._ahead.after)
+        seen = self._ahead.seen.items() if is_rest else ()
+        self._ahead = _Ahead(last, {entry: each for entry, each in seen if each.place > at})
+        return is_rest
 
     def _look_at(self, entry: bytes, fields: Sequence[Any]) -> _Seen:
         assert self._key_of is not None

@@ -179,8 +179,15 @@ AVAILABLE_AGAIN = f"""
     SELECT {_ROW} FROM messages WHERE visible_at > 0 AND visible_at <= ? ORDER BY visible_at, seq LIMIT ?
 """
 READY = f"SELECT {_ROW} FROM messages WHERE visible_at = 0 ORDER BY seq LIMIT ?"
-STRANDED = f"SELECT {_ROW} FROM messages WHERE visible_at < 0 OR visible_at >= '' ORDER BY seq LIMIT ?"
-"""Rows with a `visible_at` that is not a time. In SQLite's order, text and bytes come after every number."""
+STRANDED = f"""
+    SELECT {_ROW} FROM messages
+    WHERE seq IN (
+        SELECT seq FROM messages WHERE visible_at < 0 UNION ALL SELECT seq FROM messages WHERE visible_at >= ''
+    )
+    ORDER BY seq LIMIT ?
+"""
+"""Rows with a `visible_at` that is not a time. In SQLite's order, text and bytes come after every number. With OR, it
+would read all rows."""
 PARKED = "9e999"
 """The `visible_at` of a message that waits in its line; infinity."""
 
@@ -215,19 +222,20 @@ _FIRST = """
         SELECT 1 FROM turns AS e WHERE e.order_key = t.order_key AND e.turn < t.turn)))
 """
 FIRST_AGAIN = AVAILABLE_AGAIN.replace("messages", "messages AS m").replace("ORDER", f"AND {_FIRST} ORDER")
-FIRST_READY = READY.replace("messages", "messages AS m").replace("ORDER", f"AND {_FIRST} ORDER")
+_LINED_UP = "AND m.seq <= (SELECT max(seq) FROM turns)"
+"""Without it, a search for heads would pass all messages that have not lined up yet."""
+FIRST_READY = READY.replace("messages", "messages AS m").replace("ORDER", f"{_LINED_UP} AND {_FIRST} ORDER")
 _NEW = "AND NOT EXISTS (SELECT 1 FROM turns AS t WHERE t.seq = m.seq)"
 NEW_AGAIN = f"""
-    SELECT seq, {BODY} FROM messages AS m WHERE visible_at > 0 AND visible_at <= ? {_NEW}
+    SELECT {_ROW} FROM messages AS m WHERE visible_at > 0 AND visible_at <= ? {_NEW}
     ORDER BY visible_at, seq LIMIT ?
 """
-NEW_READY = f"SELECT seq, {BODY} FROM messages AS m WHERE visible_at = 0 {_NEW} ORDER BY seq LIMIT ?"
+NEW_READY = f"SELECT {_ROW} FROM messages AS m WHERE visible_at = 0 {_NEW} ORDER BY seq LIMIT ?"
 TAKE_TURNS = "UPDATE last_turn SET turn = turn + ? RETURNING turn"
 LINE_UP = "INSERT INTO turns (seq, turn, order_key) VALUES (?, ?, ?)"
-PARK = f"""
-    UPDATE messages SET visible_at = {PARKED}
-    WHERE seq = ? AND EXISTS (SELECT 1 FROM turns WHERE order_key = ? AND turn < ?)
-"""
+TAKEN = "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM turns WHERE order_key = value)"
+"""Which of these keys have a line."""
+PARK = f"UPDATE messages SET visible_at = {PARKED} WHERE seq = ?"
 HOLD_LINE = "UPDATE turns SET seq = -? WHERE seq = ?"
 COUNT_BEHIND = "SELECT count(*) FROM turns WHERE order_key = ? AND seq > 0"
 BEHIND = f"""
@@ -240,6 +248,11 @@ RELEASE = """
 """
 DATABASE_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 REMOVE = "DELETE FROM messages WHERE seq = ? AND CAST(token AS INTEGER) IS ?"
+REMOVE_FIRST = """
+    DELETE FROM messages WHERE seq IN (SELECT value FROM json_each(?)) AND CAST(token AS INTEGER) IS ? RETURNING seq
+"""
+"""Several of one token. Because of the trigger, SQLite first copies each page that a statement changes: so it is one
+statement for all."""
 GIVE_BACK = """
     UPDATE messages SET visible_at = ?, token = NULL, deliveries = deliveries - 1
     WHERE seq = ? AND token = ?

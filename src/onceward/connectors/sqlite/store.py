@@ -300,7 +300,9 @@ class SqliteLeaseStore(SqliteLines, Database):
         return self.cursor.execute(sql.RELEASE, values).rowcount
 
     def remove(self, deliveries: Sequence[Held], transactions: Sequence[Transaction]) -> Sequence[Held]:
-        missed = self._execute_all(sql.REMOVE, deliveries)
+        missed = (
+            self.remove_first(deliveries) if self._in_lines else self._execute_all(sql.REMOVE, deliveries)
+        )
         if missed:
             pairs = zip(deliveries, transactions, strict=True)
             transactions = [transaction for held, transaction in pairs if held not in missed]
