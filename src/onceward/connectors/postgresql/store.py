@@ -20,6 +20,7 @@ from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead
 from onceward.connectors.leased_deliveries import Held
 from onceward.connectors.leases import WRITE_WAIT, AvailableRow, seconds_until_due
 from onceward.connectors.postgresql import statements as sql
+from onceward.connectors.postgresql.direct import DirectConnection
 from onceward.connectors.postgresql.join import is_joint
 from onceward.connectors.postgresql.lines import PostgreSqlLines
 from onceward.connectors.postgresql.schema import BATCH, CHANNEL, QueueTables, create_tables, find_tables
@@ -31,7 +32,7 @@ from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
 
 CONNECTIONS = 2
-"""Connections that a connector keeps. Under load it opens as many again."""
+"""Connections that a connector keeps, beside the one that it sends with. Under load it opens another."""
 SLOW = 0.02
 """Seconds. A claim that takes longer has passed many rows that it cannot take: leased ones, or dead ones that no vacuum
 may remove because of an old transaction."""
@@ -51,6 +52,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
     def __init__(self, url: URL, queue: str) -> None:
         self.queue = queue
         self.engine = open_engine(url)
+        self._direct = DirectConnection(self.engine)
         self.place = f"database {url.database!r}"
         self.channel = CHANNEL + md5(queue.encode(), usedforsecurity=False).hexdigest()
         self._closed = False
@@ -101,6 +103,11 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
             yield connection
 
     @property
+    def _is_ready(self) -> bool:
+        """Whether a call may begin without `_connect`."""
+        return self._tables is not None and not self._closed and self._generation == forks.generation
+
+    @property
     def tables(self) -> QueueTables | None:
         """Where its tables are; None before its first call."""
         return self._tables
@@ -118,6 +125,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
 
     def close(self) -> None:
         self._closed = True
+        self._direct.close()
         self.engine.dispose(close=self._generation == forks.generation)
 
     def claim_new(self, limit: int, token: int, lease: float) -> list[tuple[int, bytes]] | None:
@@ -139,13 +147,6 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         self._last = found[-1][0]
         return [(seq, body) for seq, body, _ in found]
 
-    def append_at_once(self, bodies: Sequence[bytes]) -> None:
-        """Append up to `BATCH` messages, in one statement."""
-        with self._connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
-            connection.exec_driver_sql(self.statement(sql.APPEND), (self.queue, list(bodies))).close()
-        self._unfolded += len(bodies)
-
     def seconds_until_due(self) -> float:
         """How long until a message is available, if none arrives."""
         known = self._known_due
@@ -161,16 +162,23 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
             self._run(sql.APPEND, (self.queue, list(bodies[first : first + BATCH])))
         self._unfolded += len(bodies)
 
-    def append_alone(self, bodies: Sequence[bytes], wait: float) -> bool:
+    def append_alone(self, bodies: Sequence[bytes], now: float, wait: float) -> bool:
         """Append in one round trip, which is a transaction of its own. False if there are too many for that."""
         if len(bodies) > BATCH:
             return False
-        with self._connect() as connection:
-            plain = connection.execution_options(isolation_level="AUTOCOMMIT")
-            values = (f"{wait * 1000:.0f}", self.queue, list(bodies))
-            plain.exec_driver_sql(self.statement(sql.APPEND_ALONE), values).close()
+        limit = f"{wait * 1000:.0f}"
+        if not (self._is_ready and self._append_directly(bodies, limit)):
+            with self._connect() as connection:
+                plain = connection.execution_options(isolation_level="AUTOCOMMIT")
+                values = (limit, self.queue, list(bodies))
+                plain.exec_driver_sql(self.statement(sql.APPEND_ALONE), values).close()
         self._unfolded += len(bodies)
         return True
+
+    def _append_directly(self, bodies: Sequence[bytes], limit: str) -> bool:
+        if len(bodies) == 1:  # an array takes the driver longer
+            return self._direct.execute(self.statement(sql.APPEND_ONE), (limit, self.queue, bodies[0]))
+        return self._direct.execute(self.statement(sql.APPEND_ALONE), (limit, self.queue, list(bodies)))
 
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
         moved = self._move_due(limit) if time.monotonic() >= self._move_at else None
@@ -385,7 +393,7 @@ def open_engine(url: URL) -> Engine:
         connect_args=arguments,
         isolation_level="READ COMMITTED",  # whatever the database's default: a claim skips what others have
         pool_size=CONNECTIONS,
-        max_overflow=CONNECTIONS,
+        max_overflow=CONNECTIONS - 1,
         pool_timeout=WRITE_WAIT,
     )
     return CALLS.watch_connecting(hide_values(engine))

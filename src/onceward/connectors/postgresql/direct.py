@@ -1,0 +1,58 @@
+"""Calls that are one statement, without SQLAlchemy: it would take as long as the server."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from onceward.db.detached import DetachedConnection
+from onceward.telemetry.redaction import scrub
+
+
+class DirectConnection:
+    """One connection in autocommit, for one thread at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._errors: type[Exception] = engine.dialect.loaded_dbapi.Error
+        self._kept = DetachedConnection()
+        weakref.finalize(self, self._kept.close)  # also if nobody closes this
+        self._cursor: Any = None
+        self._using = threading.Lock()
+
+    def execute(self, statement: str, values: Sequence[Any]) -> bool:
+        """Execute a statement that returns nothing. Return False, without having done so, if another thread is just
+        using the connection. Raises what SQLAlchemy raises."""
+        if not self._using.acquire(blocking=False):
+            return False
+        try:
+            self._kept.leave_to_parent()
+            if self._kept.driver is None:
+                self._kept.open(self._engine)
+                self._cursor = self._kept.driver.cursor()
+            self._cursor.execute(statement, values)
+        except BaseException as error:
+            self._kept.close()  # a reply may still be on its way
+            if isinstance(error, self._errors):
+                raise self._as_sqlalchemy(statement, error) from error
+            raise
+        finally:
+            self._using.release()
+        return True
+
+    def close(self) -> None:
+        with self._using:
+            self._kept.leave_to_parent()
+            self._kept.close()
+
+    def _as_sqlalchemy(self, statement: str, error: Exception) -> BaseException:
+        raised = DBAPIError.instance(
+            statement, None, error, self._errors, hide_parameters=True, dialect=self._engine.dialect
+        )
+        scrub(raised)
+        return raised
