@@ -37,8 +37,12 @@ def open_detached(engine: Engine) -> Any:
     lent = engine.raw_connection()
     driver: Any = lent.driver_connection
     lent.detach()
-    driver.rollback()
-    driver.autocommit = True
+    try:
+        driver.rollback()
+        driver.autocommit = True
+    except BaseException:
+        driver.close()
+        raise
     return driver
 
 

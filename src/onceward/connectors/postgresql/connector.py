@@ -33,8 +33,8 @@ class PostgreSqlConnector(LeasingConnector):
 
     Creates its tables at its first use. `LeaseRules` explains `lease`, `max_deliveries`, `redelivery_delay` and
     `on_failure`; use the same values in every process of a queue. Leases and delays are measured by the clock of the
-    server. Each connector has up to five connections: two that it keeps, one for when there is much to do, one that
-    sends, and one that listens for messages.
+    server. Each connector has up to five connections: two that it keeps, one for when there is much to do, one
+    for calls that are one statement, and one that listens for messages.
     """
 
     def __init__(self, url: str | URL, queue: str, **settings: Unpack[LeaseSettings]) -> None:

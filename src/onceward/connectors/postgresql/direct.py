@@ -25,17 +25,18 @@ class DirectConnection:
         self._cursor: Any = None
         self._using = threading.Lock()
 
-    def execute(self, statement: str, values: Sequence[Any]) -> bool:
-        """Execute a statement that returns nothing. Return False, without having done so, if another thread is just
-        using the connection. Raises what SQLAlchemy raises."""
+    def execute(self, statement: str, values: Sequence[Any]) -> list[Any] | None:
+        """Return the rows of a statement; None, without having executed it, if another thread is just using the
+        connection. Raises what SQLAlchemy raises."""
         if not self._using.acquire(blocking=False):
-            return False
+            return None
         try:
             self._kept.leave_to_parent()
             if self._kept.driver is None:
                 self._kept.open(self._engine)
                 self._cursor = self._kept.driver.cursor()
-            self._cursor.execute(statement, values)
+            found: list[Any] = self._cursor.execute(statement, values).fetchall()
+            return found
         except BaseException as error:
             self._kept.close()  # a reply may still be on its way
             if isinstance(error, self._errors):
@@ -43,7 +44,6 @@ class DirectConnection:
             raise
         finally:
             self._using.release()
-        return True
 
     def close(self) -> None:
         with self._using:

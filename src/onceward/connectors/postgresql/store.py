@@ -32,7 +32,7 @@ from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
 
 CONNECTIONS = 2
-"""Connections that a connector keeps, beside the one that it sends with. Under load it opens another."""
+"""Connections that a connector keeps, beside the one for calls of one statement. Under load it opens another."""
 SLOW = 0.02
 """Seconds. A claim that takes longer has passed many rows that it cannot take: leased ones, or dead ones that no vacuum
 may remove because of an old transaction."""
@@ -103,11 +103,6 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
             yield connection
 
     @property
-    def _is_ready(self) -> bool:
-        """Whether a call may begin without `_connect`."""
-        return self._tables is not None and not self._closed and self._generation == forks.generation
-
-    @property
     def tables(self) -> QueueTables | None:
         """Where its tables are; None before its first call."""
         return self._tables
@@ -132,11 +127,8 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         """Lease messages that were never delivered, in one statement. None if that cannot be: use a transaction."""
         if self._tables is None or not self._tables.claims_at_once or time.monotonic() < self._look_back_at:
             return None
-        with self._connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
-            began = time.monotonic()
-            values = (self.queue, limit, token, lease)
-            found = connection.exec_driver_sql(self.statement(sql.CLAIM), values).all()
+        began = time.monotonic()
+        found = self._call_alone(sql.CLAIM, (self.queue, limit, token, lease))
         took = time.monotonic() - began
         if took > SLOW:
             self._look_back_at = began + took * SELDOM
@@ -167,18 +159,22 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         if len(bodies) > BATCH:
             return False
         limit = f"{wait * 1000:.0f}"
-        if not (self._is_ready and self._append_directly(bodies, limit)):
-            with self._connect() as connection:
-                plain = connection.execution_options(isolation_level="AUTOCOMMIT")
-                values = (limit, self.queue, list(bodies))
-                plain.exec_driver_sql(self.statement(sql.APPEND_ALONE), values).close()
+        if len(bodies) == 1:  # an array takes the driver longer
+            self._call_alone(sql.APPEND_ONE, (limit, self.queue, bodies[0]))
+        else:
+            self._call_alone(sql.APPEND_ALONE, (limit, self.queue, list(bodies)))
         self._unfolded += len(bodies)
         return True
 
-    def _append_directly(self, bodies: Sequence[bytes], limit: str) -> bool:
-        if len(bodies) == 1:  # an array takes the driver longer
-            return self._direct.execute(self.statement(sql.APPEND_ONE), (limit, self.queue, bodies[0]))
-        return self._direct.execute(self.statement(sql.APPEND_ALONE), (limit, self.queue, list(bodies)))
+    def _call_alone(self, statement: str, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the rows of a statement that is a transaction of its own."""
+        if self._tables is not None and not self._closed and self._generation == forks.generation:
+            found = self._direct.execute(self.statement(statement), values)
+            if found is not None:
+                return found
+        with self._connect() as connection:
+            plain = connection.execution_options(isolation_level="AUTOCOMMIT")
+            return plain.exec_driver_sql(self.statement(statement), tuple(values)).all()
 
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
         moved = self._move_due(limit) if time.monotonic() >= self._move_at else None
