@@ -15,8 +15,10 @@ class DetachedConnection:
         self.driver: Any = None
         self._pid = 0
 
-    def open(self, engine: Engine) -> None:
+    def open(self, engine: Engine) -> Any:
+        """Open it, and return it."""
         self.driver, self._pid = open_detached(engine), os.getpid()
+        return self.driver
 
     def close(self) -> None:
         driver, self.driver = self.driver, None

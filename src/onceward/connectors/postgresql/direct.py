@@ -23,6 +23,7 @@ class DirectConnection:
         self._kept = DetachedConnection()
         weakref.finalize(self, self._kept.close)  # also if nobody closes this
         self._cursor: Any = None
+        self._closed = False
         self._using = threading.Lock()
 
     def execute(self, statement: str, values: Sequence[Any]) -> list[Any] | None:
@@ -33,8 +34,7 @@ class DirectConnection:
         try:
             self._kept.leave_to_parent()
             if self._kept.driver is None:
-                self._kept.open(self._engine)
-                self._cursor = self._kept.driver.cursor()
+                self._cursor = self._kept.open(self._engine).cursor()
             found: list[Any] = self._cursor.execute(statement, values).fetchall()
             return found
         except BaseException as error:
@@ -43,12 +43,16 @@ class DirectConnection:
                 raise self._as_sqlalchemy(statement, error) from error
             raise
         finally:
+            if self._closed:
+                self._kept.close()
             self._using.release()
 
     def close(self) -> None:
-        with self._using:
-            self._kept.leave_to_parent()
+        """Close it, or have the thread that is using it do so: the server may not answer."""
+        self._closed = True
+        if self._using.acquire(blocking=False):
             self._kept.close()
+            self._using.release()
 
     def _as_sqlalchemy(self, statement: str, error: Exception) -> BaseException:
         raised = DBAPIError.instance(

@@ -45,8 +45,6 @@ class QueueCursor(sqlite3.Cursor):
     """Executes the statements of `statements` for one queue."""
 
     queue: str | None = None
-    has_entrance = False
-    """Whether its connection has `statements.ENTRANCE`."""
 
     def execute(self, statement: str, values: Any = (), /) -> QueueCursor:
         super().execute(sql.named(statement, self.queue), values)
@@ -102,7 +100,7 @@ class Database:
                 raise
             self._check_files()  # they may have been deleted meanwhile: then this was written to nowhere
 
-    def _take_cursor(self) -> QueueCursor:
+    def _take_cursor(self) -> sqlite3.Cursor:
         """Return the cursor for a transaction, outside of any."""
         if self._closed:
             raise ConnectorClosedError(
@@ -158,7 +156,7 @@ class Database:
             if pause:
                 time.sleep(pause)
 
-    def _open(self) -> QueueCursor:
+    def _open(self) -> sqlite3.Cursor:
         if self._file is not None:
             self._file.check()  # or there would be another
         create_file(self.path)
@@ -248,6 +246,8 @@ class SqliteLeaseStore(SqliteLines, Database):
     """A `LeaseStore` in one file. `statements` has the SQL."""
 
     _ahead: float | None = None
+    _entrance: sqlite3.Cursor | None = None
+    """The cursor whose connection has `statements.ENTRANCE`."""
 
     def now(self) -> float:
         if not boot_id():
@@ -287,10 +287,10 @@ class SqliteLeaseStore(SqliteLines, Database):
             cursor = self._take_cursor()
             if len(self._files) == 1:
                 return False
-            if not cursor.has_entrance:
+            if self._entrance is not cursor:
                 for statement in sql.ENTRANCE:
                     self._execute_when_unlocked(cursor, statement, wait)
-                cursor.has_entrance = True
+                self._entrance = cursor
             self._execute_when_unlocked(cursor, sql.APPEND_ALONE, wait, values=(now, bodies[0]))
             self._check_files()  # as at the end of every transaction
         return True
