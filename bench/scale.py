@@ -1,8 +1,9 @@
 """Cost per message in a long queue and beside many dedup rows, several workers against one, and memory over time.
 
 python -m bench scale                                        small sizes, a minute
-python -m bench.scale --messages 10000000 --rows 10000000    the sizes of the goals; takes hours and gigabytes
+python -m bench.scale --messages 10000000 --rows 10000000    the sizes of the goals; minutes and gigabytes
 python -m bench.scale --minutes 60                           memory of one worker, every minute
+python -m bench.scale --minutes 60 --rate 50                 the same at 50 messages a second
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from sqlalchemy import Engine, create_engine
 
 from bench.measure import Line
 from onceward import Contract, Inbox, Transaction
+from onceward.connectors.codec import encode
+from onceward.connectors.postgresql.schema import BATCH as QUEUE_BATCH
 from onceward.connectors.urls import Address
 from onceward.inbox import Event
 from onceward.testing.servers import postgres_server, redis_server
@@ -36,6 +41,7 @@ FLAT = 1.5
 BATCH = 1000
 PROCESSES = 4
 WORK = 40_000
+RATE = 5000
 
 APP = """
 import os
@@ -54,15 +60,18 @@ def lines() -> Iterator[Line]:
     yield from measure(MESSAGES, ROWS)
 
 
-def measure(messages: int, rows: int) -> Iterator[Line]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield _queue("SQLite", f"sqlite:///{directory}/orders.db?synchronous=NORMAL", messages)
-        yield _rows("SQLite", f"sqlite:///{directory}/shop.db", rows)
-    with postgres_server() as server:
-        joint = "&" if "?" in server.url else "?"
-        yield _queue("PostgreSQL", f"{server.url}{joint}queue=orders", messages)
-        yield _rows("PostgreSQL", server.url.replace("postgresql:", "postgresql+psycopg:", 1), rows)
-    yield _processes()
+def measure(messages: int, rows: int, only: str | None = None) -> Iterator[Line]:
+    if only in (None, "sqlite"):
+        with tempfile.TemporaryDirectory() as directory:
+            yield _queue("SQLite", f"sqlite:///{directory}/orders.db?synchronous=NORMAL", messages)
+            yield _rows("SQLite", f"sqlite:///{directory}/shop.db", rows)
+    if only in (None, "postgresql"):
+        with postgres_server() as server:
+            joint = "&" if "?" in server.url else "?"
+            yield _queue("PostgreSQL", f"{server.url}{joint}queue=orders", messages)
+            yield _rows("PostgreSQL", server.url.replace("postgresql:", "postgresql+psycopg:", 1), rows)
+    if only in (None, "processes"):
+        yield _processes()
 
 
 def _queue(name: str, url: str, messages: int) -> Line:
@@ -70,9 +79,42 @@ def _queue(name: str, url: str, messages: int) -> Line:
     with Address(url).open(asynchronous=False) as connector:
         _send(connector, SAMPLE)
         empty = _take(connector)
-        _send(connector, messages + SAMPLE)
+        _load(url, messages)
+        _send(connector, SAMPLE)
         full = _take(connector)
     return _flat(f"{name}: a message in a queue of {messages:,}; bare: of none", empty, full)
+
+
+def _load(url: str, count: int) -> None:
+    """Append copies of one message, as no sender could in the time."""
+    body = encode(Transaction(payload={"number": 0}))
+    place = url.partition("?")[0]
+    if place.startswith("sqlite"):
+        with closing(sqlite3.connect(place.removeprefix("sqlite:///"), isolation_level=None)) as file:
+            file.execute("BEGIN IMMEDIATE")
+            file.execute(
+                "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < ?) "
+                "INSERT INTO messages (enqueued_at, body) SELECT ?, ? FROM s",
+                (count, time.time(), body),
+            )
+            file.execute("UPDATE tallies SET appended = appended + ?", (count,))
+            file.execute("COMMIT")
+        return
+    with psycopg.connect(
+        url.replace("?queue=orders", "").replace("&queue=orders", ""), autocommit=True
+    ) as server:
+        batches = -(-count // QUEUE_BATCH)
+        server.execute(
+            "WITH first AS (SELECT nextval('onceward_queue_batches') AS batch) "
+            "INSERT INTO onceward_queue_messages (queue, seq, enqueued_at, body) "
+            "SELECT 'orders', batch * %s + n, %s, %s FROM first, generate_series(0, %s) AS s (n)",
+            (QUEUE_BATCH, time.time(), body, count - 1),
+        )
+        server.execute(
+            "SELECT setval('onceward_queue_batches', last_value + %s) FROM onceward_queue_batches", (batches,)
+        )
+        server.execute("INSERT INTO onceward_queue_log (queue, appended) VALUES ('orders', %s)", (count,))
+        server.execute("VACUUM ANALYZE onceward_queue_messages")
 
 
 def _send(connector: Any, count: int) -> None:
@@ -196,8 +238,8 @@ def _worker(url: str, processes: int) -> Iterator[subprocess.Popen[bytes]]:
             process.wait(60)
 
 
-def watch_memory(minutes: float) -> None:
-    """Print the memory of a worker under load, every minute."""
+def watch_memory(minutes: float, rate: int) -> None:
+    """Print the memory of a worker that gets `rate` messages a second, every minute."""
     with redis_server() as server:
         url = f"{server.url}/orders?maxlen=10000"
         with Address(url).open(asynchronous=False) as connector, _worker(url, 1) as process:
@@ -208,7 +250,7 @@ def watch_memory(minutes: float) -> None:
                 minute += 1
                 next_minute = time.monotonic() + 60
                 while time.monotonic() < min(next_minute, until):
-                    _send(connector, BATCH)
+                    _send(connector, max(1, rate // 5))
                     time.sleep(0.2)
 
 
@@ -231,12 +273,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
     parser.add_argument("--messages", type=int, default=MESSAGES, help="in the queue (default %(default)s)")
     parser.add_argument("--rows", type=int, default=ROWS, help="dedup rows (default %(default)s)")
+    parser.add_argument("--only", choices=("sqlite", "postgresql", "processes"), help="only this part")
     parser.add_argument("--minutes", type=float, help="only watch the memory of a worker for so long")
+    parser.add_argument(
+        "--rate", type=int, default=RATE, help="messages a second for --minutes (default %(default)s)"
+    )
     given = parser.parse_args()
     if given.minutes:
-        watch_memory(given.minutes)
+        watch_memory(given.minutes, given.rate)
         return
-    for line in measure(given.messages, given.rows):
+    for line in measure(given.messages, given.rows, given.only):
         print(
             f"{line.what:<64}{line.bare:>9.1f} {line.ours:>9.1f} µs  {line.shown:>8}  {line.target}",
             flush=True,

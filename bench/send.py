@@ -1,5 +1,6 @@
 """`charge.send(order)` against the bare loop of each sink: XADD, an INSERT with its commit, an append.
 
+The bare INSERTs are into a table of the same columns and indexes as that of a queue, with the same durability.
 Bare and ours take turns in short blocks, and the figure is the median of their ratios: both see the same machine.
 """
 
@@ -25,6 +26,7 @@ from bench.boundary_process import serve_boundary
 from bench.measure import Line
 from onceward import Onceward, Transaction
 from onceward.boundary import BoundaryClient, envelope_for, fact_of
+from onceward.connectors.sqlite.statements import SCHEMA
 from onceward.testing.servers import postgres_server, redis_server
 
 ORDER = {"id": "order-1", "total": 3}
@@ -102,21 +104,20 @@ async def _redis_async(url: str, charge: Any) -> list[Line]:
 
 def _sqlite(directory: Path) -> Iterator[Line]:
     plain = sqlite3.connect(directory / "plain.db", isolation_level=None)
-    plain.executescript(
-        "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE orders (id INTEGER PRIMARY KEY, body)"
-    )
+    plain.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL")
+    for statement in SCHEMA[:2]:  # the table and the index of a queue
+        plain.execute(statement)
+    append = "INSERT INTO messages (enqueued_at, body) VALUES (?, ?)"
     charge = _charging(f"sqlite:///{directory}/orders.db")
 
     def insert(count: int) -> None:
         for _ in range(count):
-            plain.execute("INSERT INTO orders (body) VALUES (?)", (json.dumps(ORDER),))
+            plain.execute(append, (time.time(), json.dumps(ORDER)))
 
     def insert_many(count: int) -> None:
         for _ in range(count // PIPELINE):
             plain.execute("BEGIN")
-            plain.executemany(
-                "INSERT INTO orders (body) VALUES (?)", ((json.dumps(ORDER),) for _ in range(PIPELINE))
-            )
+            plain.executemany(append, ((time.time(), json.dumps(ORDER)) for _ in range(PIPELINE)))
             plain.execute("COMMIT")
 
     yield _line("send one to SQLite; bare: INSERT", 200, insert, _one(charge), 0.8)
@@ -127,16 +128,25 @@ def _sqlite(directory: Path) -> Iterator[Line]:
 def _postgresql(url: str) -> Iterator[Line]:
     charge = _charging(f"{url}{'&' if '?' in url else '?'}queue=orders")
     with psycopg.connect(url, autocommit=True) as plain:
-        plain.execute("CREATE TABLE plain (id bigserial PRIMARY KEY, body text)")
+        charge.send(ORDER)  # which creates the table of the queue, to copy it
+        plain.execute("CREATE SEQUENCE plain_seq")
+        plain.execute("CREATE TABLE plain (LIKE onceward_queue_messages INCLUDING ALL)")
+        append = """
+            INSERT INTO plain (queue, seq, enqueued_at, body)
+            SELECT 'orders', nextval('plain_seq'), %s, unnest(%s::bytea[])
+        """
+        append_one = """
+            INSERT INTO plain (queue, seq, enqueued_at, body) VALUES ('orders', nextval('plain_seq'), %s, %s)
+        """
 
         def insert(count: int) -> None:
             for _ in range(count):
-                plain.execute("INSERT INTO plain (body) VALUES (%s)", (json.dumps(ORDER),))
+                plain.execute(append_one, (time.time(), json.dumps(ORDER).encode()))
 
         def insert_many(count: int) -> None:
             for _ in range(count // PIPELINE):
-                bodies = [json.dumps(ORDER) for _ in range(PIPELINE)]
-                plain.execute("INSERT INTO plain (body) SELECT unnest(%s::text[])", (bodies,))
+                bodies = [json.dumps(ORDER).encode() for _ in range(PIPELINE)]
+                plain.execute(append, (time.time(), bodies))
 
         yield _line("send one to PostgreSQL; bare: INSERT", 200, insert, _one(charge), 0.8)
         yield _line("send many to PostgreSQL; bare: 500 per INSERT", 5000, insert_many, _many(charge), 0.7)

@@ -39,11 +39,17 @@ def _uuid7(ms: int) -> str:
     try:
         random = _random.pop()
     except IndexError:
-        drawn = os.urandom(10 * _AT_ONCE).hex()
-        random = drawn[:20]
-        _random.extend(drawn[start : start + 20] for start in range(20, len(drawn), 20))
+        random, *rest = _draw()
+        _random.extend(rest)
     at = f"{ms:012x}"
-    return f"{at[:8]}-{at[8:]}-7{random[:3]}-{_VARIANT[random[3]]}{random[4:7]}-{random[7:19]}"
+    return f"{at[:8]}-{at[8:]}{random}"
+
+
+def _draw() -> list[str]:
+    """Return the random parts of ids."""
+    drawn = os.urandom(10 * _AT_ONCE).hex()
+    parts = (drawn[start : start + 20] for start in range(0, len(drawn), 20))
+    return [f"-7{part[:3]}-{_VARIANT[part[3]]}{part[4:7]}-{part[7:19]}" for part in parts]
 
 
 def same_id(text: str) -> str:

@@ -54,6 +54,33 @@ def test_the_command_line_loads_no_engine_for_its_help() -> None:
     assert among(modules, ("asyncio", "msgspec", "opentelemetry", "pydantic", "redis", "sqlalchemy")) == set()
 
 
+HELP = """
+import sys
+from onceward.cli.main import main
+sys.argv = ["onceward", "--help"]
+try:
+    main()
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.req("PF-01")
+def test_the_help_loads_nothing_that_highlights_source_code() -> None:
+    assert among(loaded(HELP), ("pygments", "rich.syntax", "rich.traceback")) == set()
+
+
+def test_source_code_can_be_highlighted_after_the_help_was_shown() -> None:
+    program = f"""{HELP}
+from rich.console import Console
+from rich.markdown import Markdown
+Console(width=60).print(Markdown("~~~python\\nprint(1)\\n~~~"))
+import rich.syntax, rich.traceback
+assert rich.traceback.Traceback.__module__ == "rich.traceback"
+"""
+    assert "pygments" in among(loaded(program), ("pygments",))
+
+
 @pytest.mark.req("PF-01")
 def test_a_run_without_a_database_loads_no_sqlalchemy(tmp_path: Path) -> None:
     program = f"""

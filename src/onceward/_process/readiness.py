@@ -27,20 +27,29 @@ def wait_readable(fds: list[int], seconds: float) -> bool:
 async def wait_readable_async(fds: list[int], seconds: float) -> bool:
     """As `wait_readable`, in a task. No other task may wait for the same files in this event loop."""
     stop: Any = engine_stop()
-    loop, over, ready = asyncio.get_running_loop(), asyncio.Event(), []
+    if stop is not None and stop.requested:
+        return False
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    ready: list[int] = []
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
 
     def note(fd: int) -> None:
         ready.append(fd)
-        over.set()
+        end()
 
-    with nullcontext() if stop is None else stop.calling(over.set), suppress(TimeoutError):
-        if stop is not None and stop.requested:
-            return False
+    # Not `asyncio.wait_for`, which needs a task and two more turns of the event loop.
+    timer = loop.call_later(max(seconds, 0.0), end)
+    with nullcontext() if stop is None else stop.calling(end):
         for fd in fds:
             loop.add_reader(fd, note, fd)
         try:
-            await asyncio.wait_for(over.wait(), max(seconds, 0.0))
+            await over
         finally:
+            timer.cancel()
             for fd in fds:
                 loop.remove_reader(fd)
     return bool(ready)

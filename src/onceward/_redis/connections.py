@@ -89,9 +89,9 @@ class Connections:
         return block_ms / 1000 + max(self.reply_timeout, GRACE)
 
 
-def pack(commands: Sequence[RedisCommand]) -> list[bytes]:
-    """Pack the commands into one piece. For asyncio redis-py packs in Python: slow for an XACK of many ids."""
-    return [pack_command(commands[0]) if len(commands) == 1 else b"".join(map(pack_command, commands))]
+def pack(commands: Sequence[RedisCommand]) -> bytes:
+    """Pack the commands into one piece."""
+    return pack_command(commands[0]) if len(commands) == 1 else b"".join(map(pack_command, commands))
 
 
 def is_worth_waiting(replies: Sequence[Any]) -> bool:

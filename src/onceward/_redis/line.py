@@ -22,7 +22,7 @@ from onceward._process.stop import LAST_WAIT, BlockingStop
 from onceward._redis.connections import RedisCommand, pack
 
 READ_SIZE = 65536
-_MORE = object()
+MORE = object()
 """Stands for a reply that is not complete yet."""
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -57,9 +57,7 @@ class RedisLine:
             raise TimeoutError(_out_of_time()) from None
         self._sock: socket.socket = connection._sock
         self._sock.setblocking(False)
-        self._reader = hiredis.Reader(
-            protocolError=InvalidResponse, replyError=connection._parser.parse_error, notEnoughData=_MORE
-        )
+        self._reader = reader_of(connection)
         self._this = select.poll()
         self._this.register(self._sock, select.POLLIN)
         self._either = self._poll_for(select.POLLIN)
@@ -87,18 +85,18 @@ class RedisLine:
 
     def send(self, commands: Sequence[RedisCommand]) -> None:
         self._until = None
-        left = memoryview(pack(commands)[0])
+        left = memoryview(pack(commands))
         while left:
             try:
                 left = left[self._sock.send(left) :]
             except _NOT_NOW:
                 self._wait(self._poll_for(select.POLLOUT))
             except OSError as error:
-                raise _lost(error) from error
+                raise lost(error) from error
 
     def reply(self) -> Any:
         """Return the next reply, error replies as values, except those that say that the connection is of no use."""
-        while (reply := self._reader.gets()) is _MORE:
+        while (reply := self._reader.gets()) is MORE:
             if not self._is_buffered():
                 self._wait(self._either)
             self._receive()
@@ -128,7 +126,7 @@ class RedisLine:
         except _NOT_NOW:  # a message of TLS itself
             return
         except OSError as error:
-            raise _lost(error) from error
+            raise lost(error) from error
         if not data:
             raise ConnectionError("Connection closed by server.")
         self._reader.feed(data)
@@ -149,7 +147,14 @@ class RedisLine:
             either.register(self._stop.fd(), select.POLLIN)
 
 
-def _lost(error: OSError) -> ConnectionError:
+def reader_of(connection: Any) -> hiredis.Reader:
+    """What takes replies apart. It makes the driver's exceptions of error replies, and `MORE` of half a reply."""
+    return hiredis.Reader(
+        protocolError=InvalidResponse, replyError=connection._parser.parse_error, notEnoughData=MORE
+    )
+
+
+def lost(error: OSError) -> ConnectionError:
     """As the driver: callers need to know one exception for a lost connection, whichever way it was lost."""
     return ConnectionError(f"the connection was lost: {error}")
 

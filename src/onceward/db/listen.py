@@ -7,12 +7,10 @@ that another connection sends must, before they are relied on; without them, a w
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
 from contextlib import closing
-from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,6 +19,7 @@ from onceward._process.readiness import Doorbell, wait_readable, wait_readable_a
 from onceward._process.stop import is_stopped
 from onceward._text import driver_message
 from onceward.backoff import Backoff
+from onceward.db.detached import DetachedConnection, open_detached
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.db"))
@@ -48,7 +47,7 @@ class ListenLine:
         self._who = who
         self._presence = presence
         self._errors = (SQLAlchemyError, engine.dialect.loaded_dbapi.Error, OSError, AttributeError)
-        self._socket = _Socket()
+        self._socket = DetachedConnection()
         weakref.finalize(self, self._socket.close)  # also if nobody closes this
         self._hears = self._is_present = False
         self._connected_at = self._deaf_until = 0.0
@@ -178,25 +177,13 @@ class ListenLine:
 
     def _connect(self) -> None:
         self._hears = self._is_present = False
-        self._socket.keep(self._detached())
-        self._say("LISTEN", self._socket.driver)
+        self._socket.open(self._engine)
+        self._socket.driver.execute(f"LISTEN {self._channel}")
         self._connected_at = time.monotonic()
         # From another connection: behind a pooler that lends one for each transaction, this does not arrive. That one
         # does not go back to the pool: the engine may have been disposed meanwhile.
-        with closing(self._detached()) as other:
-            self._say("NOTIFY", other)
-
-    def _detached(self) -> Any:
-        """A connection that is not given back to the pool."""
-        lent = self._engine.raw_connection()
-        driver = lent.driver_connection
-        lent.detach()
-        return driver
-
-    def _say(self, word: str, driver: Any) -> None:
-        driver.rollback()
-        driver.autocommit = True
-        driver.execute(f"{word} {self._channel}")
+        with closing(open_detached(self._engine)) as other:
+            other.execute(f"NOTIFY {self._channel}")
 
     def _hang_up(self, error: BaseException) -> None:
         """The connection is lost. The caller looks, which fails if the server is away."""
@@ -216,36 +203,3 @@ class ListenLine:
                 "PgBouncer, use a URL to the server itself or to a pool in session mode",
                 self._who, POLL.cap, why,
             )  # fmt: skip
-
-
-class _Socket:
-    """The connection, if there is one. It is closed with its line, and only in its own process."""
-
-    def __init__(self) -> None:
-        self.driver: Any = None
-        self._pid = 0
-
-    def keep(self, driver: Any) -> None:
-        self.driver, self._pid = driver, os.getpid()
-
-    def close(self) -> None:
-        driver, self.driver = self.driver, None
-        if driver is None:
-            return
-        if self._pid != os.getpid():
-            _cut(driver)
-        driver.close()
-
-    def leave_to_parent(self) -> None:
-        """After a fork, the connection is the parent's."""
-        if self._pid != os.getpid():
-            self.close()
-
-
-def _cut(driver: Any) -> None:
-    """Let nothing that is written on it reach the server: closing it would end the parent's session."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    try:
-        os.dup2(nowhere, driver.fileno())
-    finally:
-        os.close(nowhere)

@@ -297,7 +297,10 @@ class AsyncPorts(AsyncGroupPorts):
 
     def poll(self) -> Any:
         items = self._items
-        if not items or self._giving_turn:
+        if not items:
+            self._in_a_row = False  # the wait for the next item gives the rest of the event loop its turn
+            return WAIT
+        if self._giving_turn:
             return WAIT
         if self._in_a_row:
             self._in_a_row = False

@@ -111,7 +111,17 @@ def test_a_file_lost_between_begin_and_commit_is_noticed(path: Path) -> None:
         queue.dispatch_transactions([Transaction("a")])
         path.with_name("now").touch()
         with pytest.raises(FileLostError):
-            queue.dispatch_transactions([Transaction("b")])
+            queue.dispatch_transactions([Transaction("b"), Transaction("c")])
+
+
+@pytest.mark.req("RN-08")
+def test_a_file_lost_during_a_transaction_of_one_statement_is_noticed(path: Path) -> None:
+    with SqliteConnector(path) as queue:
+        queue.dispatch_transactions([Transaction("a")])
+        queue.dispatch_transactions([Transaction("b")])
+        queue._rows.cursor.connection.set_trace_callback(lambda _: path.unlink(missing_ok=True))
+        with pytest.raises(FileLostError):
+            queue.dispatch_transactions([Transaction("c")])
 
 
 @pytest.mark.req("RN-08")

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
 
 from onceward.connectors.codec import encode_all
 from onceward.connectors.postgresql import (
@@ -239,6 +240,47 @@ def test_a_child_process_uses_connections_of_its_own(queue: PostgreSqlConnector)
         os._exit(payloads(queue, 1) != [1])
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert queue.counts()["leased"] == 2
+
+
+def test_a_child_process_sends_on_a_connection_of_its_own(queue: PostgreSqlConnector) -> None:
+    queue.dispatch_transactions(numbered(1))
+    queue.dispatch_transactions(numbered(1))
+    child = os.fork()
+    if not child:
+        queue.dispatch_transactions(numbered(1))
+        queue.dispatch_transactions(numbered(1))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    queue.dispatch_transactions(numbered(1))
+    assert queue.counts()["ready"] == 5
+
+
+# ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_threads_that_send_at_once_lose_nothing(queue: PostgreSqlConnector) -> None:
+    def send(_: int) -> None:
+        for each in numbered(20):
+            queue.dispatch_transactions([each])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(send, range(8)))
+    assert queue.counts()["ready"] == 160
+
+
+def test_a_send_that_fails_shows_no_message_and_the_next_one_connects_again(
+    queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    queue.dispatch_transactions(numbered(1))
+    queue.dispatch_transactions(numbered(1))
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'onceward-queue'"
+    with engine.begin() as connection:
+        connection.execute(text(end))
+    with pytest.raises(OperationalError) as caught:
+        queue.dispatch_transactions([Transaction(payload="4111-1111")])
+    assert "4111" not in f"{caught.value} {caught.value.__cause__!r}"
+    queue.dispatch_transactions(numbered(1))
+    assert queue.counts()["ready"] == 3
 
 
 # ── other people's transactions ─────────────────────────────────────────────────────────────────────────

@@ -474,3 +474,40 @@ def test_a_call_that_is_closed_leaves_no_task() -> None:
         await until_async(lambda: len(asyncio.all_tasks()) == 1)
 
     within(60, asyncio.run, main())
+
+
+# ── at once ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class OneByOne(SettlingSource):
+    """Delivers a message when the worker has long been idle again."""
+
+    def __init__(self, given: list[Transaction]) -> None:
+        super().__init__(given)
+        self.delivered_at = 0
+        self.turns = 0
+
+    async def fetch_transactions_async(self, batch_size: int, /, **_: Any) -> list[Transaction]:
+        await asyncio.sleep(5 * TURN)
+        fetched = list(await super().fetch_transactions_async(1))
+        self.delivered_at = self.turns
+        return fetched
+
+    def count_turns(self) -> None:
+        self.turns += 1
+        asyncio.get_running_loop().call_soon(self.count_turns)
+
+
+def test_a_worker_that_was_idle_begins_in_the_next_turn_of_the_event_loop() -> None:
+    source = OneByOne(transactions(3))
+    waited: list[int] = []
+
+    async def note(_: Transaction) -> None:
+        waited.append(source.turns - source.delivered_at)
+
+    async def main() -> None:
+        source.count_turns()
+        await call("consumer", note, [], source=source)
+
+    within(60, asyncio.run, main())
+    assert waited[1:] == [1, 1]

@@ -36,8 +36,8 @@ class PostgreSqlConnector(LeasingConnector):
 
     Creates its tables at its first use. `LeaseRules` explains `lease`, `max_deliveries`, `redelivery_delay` and
     `on_failure`; use the same values in every process of a queue. Leases and delays are measured by the clock of the
-    server. Each connector has up to five connections: two that it keeps, two for when there is much to do, and one
-    that listens for messages.
+    server. Each connector has up to five connections: two that it keeps, one for when there is much to do, one
+    for calls that are one statement, and one that listens for messages.
     """
 
     def __init__(self, url: str | URL, queue: str, **settings: Unpack[LeaseSettings]) -> None:
@@ -75,7 +75,7 @@ class PostgreSqlConnector(LeasingConnector):
         if len(transactions) > BATCH:
             super().dispatch_transactions(transactions)
         elif transactions:
-            self._rows.append_at_once(encode_all(transactions))
+            self._rows.append_alone(encode_all(transactions), 0.0, WRITE_WAIT)
 
     def _take_new(self, size: int) -> Sequence[Transaction] | None:
         """Take messages that nobody was given before, in one round trip. None if others are to be looked at."""

@@ -14,7 +14,8 @@ BEGIN = """
 
 APPEND = "SELECT {s}.onceward_queue_append(%s, %s::bytea[])"
 APPEND_ALONE = "SELECT set_config('lock_timeout', %s, true), {s}.onceward_queue_append(%s, %s::bytea[])"
-"""A whole transaction in one round trip."""
+APPEND_ONE = APPEND_ALONE.replace("%s::bytea[]", "ARRAY[%b]::bytea[]")
+"""Whole transactions in one round trip."""
 
 READY = f"""
     SELECT seq, token, deliveries, lost + (token IS NOT NULL)::integer, body

@@ -20,6 +20,7 @@ from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead
 from onceward.connectors.leased_deliveries import Held
 from onceward.connectors.leases import WRITE_WAIT, AvailableRow, seconds_until_due
 from onceward.connectors.postgresql import statements as sql
+from onceward.connectors.postgresql.direct import DirectConnection
 from onceward.connectors.postgresql.join import is_joint
 from onceward.connectors.postgresql.lines import PostgreSqlLines
 from onceward.connectors.postgresql.schema import BATCH, CHANNEL, QueueTables, create_tables, find_tables
@@ -32,7 +33,7 @@ from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
 
 CONNECTIONS = 2
-"""Connections that a connector keeps. Under load it opens as many again."""
+"""Connections that a connector keeps, beside the one for calls of one statement. Under load it opens another."""
 SLOW = 0.02
 """Seconds. A claim that takes longer has passed many rows that it cannot take: leased ones, or dead ones that no vacuum
 may remove because of an old transaction."""
@@ -52,6 +53,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
     def __init__(self, url: URL, queue: str) -> None:
         self.queue = queue
         self.engine = open_engine(url)
+        self._direct = DirectConnection(self.engine)
         self.place = f"database {url.database!r}"
         self.channel = CHANNEL + md5(queue.encode(), usedforsecurity=False).hexdigest()
         self._closed = False
@@ -120,18 +122,16 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
 
     def close(self) -> None:
         self._closed = True
+        self._direct.close()
         self.engine.dispose(close=self._generation == forks.generation)
 
     def claim_new(self, limit: int, token: int, lease: float) -> list[tuple[int, bytes]] | None:
         """Lease messages that were never delivered, in one statement. None if that cannot be: use a transaction."""
         if self._tables is None or not self._tables.claims_at_once:
             return None
-        with self._connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
-            began = time.monotonic()
-            after = self._last if began < self._look_back_at else -1
-            values = (self.queue, limit, token, lease, after)
-            found = connection.exec_driver_sql(self.statement(sql.CLAIM), values).all()
+        began = time.monotonic()
+        after = self._last if began < self._look_back_at else -1
+        found = self._call_alone(sql.CLAIM, (self.queue, limit, token, lease, after))
         took = time.monotonic() - began
         if len(found) < limit:
             self._look_back_at = 0.0
@@ -143,13 +143,6 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
             return None if due < 0 else []
         self._last = found[-1][0]
         return [(seq, body) for seq, body, _ in found]
-
-    def append_at_once(self, bodies: Sequence[bytes]) -> None:
-        """Append up to `BATCH` messages, in one statement."""
-        with self._connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
-            connection.exec_driver_sql(self.statement(sql.APPEND), (self.queue, list(bodies))).close()
-        self._untidied += len(bodies)
 
     def seconds_until_due(self) -> float:
         """How long until a message is available, if none arrives."""
@@ -166,16 +159,27 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
             self._run(sql.APPEND, (self.queue, list(bodies[first : first + BATCH])))
         self._untidied += len(bodies)
 
-    def append_alone(self, bodies: Sequence[bytes], wait: float) -> bool:
+    def append_alone(self, bodies: Sequence[bytes], now: float, wait: float) -> bool:
         """Append in one round trip, which is a transaction of its own. False if there are too many for that."""
         if len(bodies) > BATCH:
             return False
-        with self._connect() as connection:
-            plain = connection.execution_options(isolation_level="AUTOCOMMIT")
-            values = (f"{wait * 1000:.0f}", self.queue, list(bodies))
-            plain.exec_driver_sql(self.statement(sql.APPEND_ALONE), values).close()
+        limit = f"{wait * 1000:.0f}"
+        if len(bodies) == 1:  # an array takes the driver longer
+            self._call_alone(sql.APPEND_ONE, (limit, self.queue, bodies[0]))
+        else:
+            self._call_alone(sql.APPEND_ALONE, (limit, self.queue, list(bodies)))
         self._untidied += len(bodies)
         return True
+
+    def _call_alone(self, statement: str, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the rows of a statement that is a transaction of its own."""
+        if self._tables is not None and not self._closed and self._generation == forks.generation:
+            found = self._direct.execute(self.statement(statement), values)
+            if found is not None:
+                return found
+        with self._connect() as connection:
+            plain = connection.execution_options(isolation_level="AUTOCOMMIT")
+            return plain.exec_driver_sql(self.statement(statement), tuple(values)).all()
 
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
         moved = self._move_due(limit) if time.monotonic() >= self._move_at else None
@@ -410,7 +414,7 @@ def open_engine(url: URL) -> Engine:
         connect_args=arguments,
         isolation_level="READ COMMITTED",  # whatever the database's default: a claim skips what others have
         pool_size=CONNECTIONS,
-        max_overflow=CONNECTIONS,
+        max_overflow=CONNECTIONS - 1,
         pool_timeout=WRITE_WAIT,
     )
     return CALLS.watch_connecting(hide_values(engine))

@@ -166,6 +166,17 @@ END_DELAYS = """
 
 DUE = "SELECT min(visible_at) FROM messages"
 APPEND = "INSERT INTO messages (enqueued_at, body) VALUES (?, ?)"
+ENTRANCE = (
+    "CREATE TEMP VIEW IF NOT EXISTS entrance AS SELECT 0 AS enqueued_at, 0 AS body",
+    """
+    CREATE TEMP TRIGGER IF NOT EXISTS enter INSTEAD OF INSERT ON entrance BEGIN
+        INSERT INTO messages (enqueued_at, body) VALUES (NEW.enqueued_at, NEW.body);
+        UPDATE tallies SET appended = appended + 1;
+    END
+    """,
+)
+"""Of one connection, not in the file: `APPEND_ALONE` appends and counts a message in one statement."""
+APPEND_ALONE = "INSERT INTO entrance (enqueued_at, body) VALUES (?, ?)"
 APPEND_FOR = "INSERT INTO messages (enqueued_at, body, visible_at) VALUES (?, ?, ?)"
 
 # SQLite stores any value in any column, so another program may have left a TEXT where a number or bytes belong. Each

@@ -87,20 +87,7 @@ class Database:
         Raises `FileLostError`, also at its end, if the file was deleted or replaced.
         """
         with self.lock:
-            if self._closed:
-                raise ConnectorClosedError(
-                    f"the connector to {self.path} is closed; create a new one to continue"
-                )
-            if self._connected:
-                for each in self._files:
-                    each.check()
-            else:
-                self.cursor = self._open()
-                self._forget()
-                self._connected = True
-            cursor = self.cursor
-            if cursor.connection.in_transaction:  # left over when an interrupt came between BEGIN and try
-                cursor.execute(sql.ROLLBACK)
+            cursor = self._take_cursor()
             self._execute_when_unlocked(cursor, sql.BEGIN, wait)
             try:
                 if len(self._files) == 1:
@@ -111,8 +98,28 @@ class Database:
                 self._forget()
                 _roll_back(cursor)
                 raise
-            for each in self._files:  # they may have been deleted meanwhile: then this was written to nowhere
-                each.check()
+            self._check_files()  # they may have been deleted meanwhile: then this was written to nowhere
+
+    def _take_cursor(self) -> sqlite3.Cursor:
+        """Return the cursor for a transaction, outside of any."""
+        if self._closed:
+            raise ConnectorClosedError(
+                f"the connector to {self.path} is closed; create a new one to continue"
+            )
+        if self._connected:
+            self._check_files()
+        else:
+            self.cursor = self._open()
+            self._forget()
+            self._connected = True
+        cursor = self.cursor
+        if cursor.connection.in_transaction:  # left over when an interrupt came between BEGIN and try
+            cursor.execute(sql.ROLLBACK)
+        return cursor
+
+    def _check_files(self) -> None:
+        for each in self._files:
+            each.check()
 
     def _forget(self) -> None:
         """Forget what was read: the connection is another, or the transaction did not happen."""
@@ -130,13 +137,13 @@ class Database:
             self._connected = False
 
     def _execute_when_unlocked(
-        self, cursor: sqlite3.Cursor, statement: str, wait: float, pause: float = 0.0
+        self, cursor: sqlite3.Cursor, statement: str, wait: float, pause: float = 0.0, values: Any = ()
     ) -> None:
         """Execute it once no other process holds the lock. `pause` is for statements that do not wait themselves."""
         deadline = time.monotonic() + wait
         while True:
             try:
-                cursor.execute(statement)
+                cursor.execute(statement, values)
                 return
             except sqlite3.OperationalError as error:
                 # The low byte is the primary code: BUSY has variants for recovery and for snapshots.
@@ -239,6 +246,8 @@ class SqliteLeaseStore(SqliteLines, Database):
     """A `LeaseStore` in one file. `statements` has the SQL."""
 
     _ahead: float | None = None
+    _entrance: sqlite3.Cursor | None = None
+    """The cursor whose connection has `statements.ENTRANCE`."""
 
     def now(self) -> float:
         if not boot_id():
@@ -268,6 +277,23 @@ class SqliteLeaseStore(SqliteLines, Database):
         cursor = self.cursor
         cursor.executemany(sql.APPEND, [(now, body) for body in bodies])
         cursor.execute(sql.COUNT_APPENDED, (len(bodies),))
+
+    def append_alone(self, bodies: Sequence[bytes], now: float, wait: float) -> bool:
+        """Append one message in one statement, which is a transaction of its own. False if there are more, or if this
+        is the first transaction of its connection."""
+        if len(bodies) != 1:
+            return False
+        with self.lock:
+            cursor = self._take_cursor()
+            if len(self._files) == 1:
+                return False
+            if self._entrance is not cursor:
+                for statement in sql.ENTRANCE:
+                    self._execute_when_unlocked(cursor, statement, wait)
+                self._entrance = cursor
+            self._execute_when_unlocked(cursor, sql.APPEND_ALONE, wait, values=(now, bodies[0]))
+            self._check_files()  # as at the end of every transaction
+        return True
 
     def due(self) -> float | None:
         due: float | None = self.cursor.execute(sql.DUE).fetchone()[0]
