@@ -330,7 +330,8 @@ class LeasingConnector(Leasing, Closing):
         serving: list[AvailableRow] = []
         transactions: list[Transaction] = []
         buried: list[tuple[Any, ...]] = []
-        available, read = self._store.available, decode
+        available: Callable[[float, int], Sequence[AvailableRow]] = self._store.available
+        read = decode
         if self._lines is not None:
             available, read = self._lines.form, self._lines.decode
         while not serving and (rows := available(now, batch_size)):
