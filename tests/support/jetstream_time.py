@@ -16,6 +16,7 @@ import nats
 from nats.aio.msg import Msg
 
 from onceward._nats.wire import nats_loop
+from tests.support.wait import LIMIT
 
 SECOND = 1_000_000_000
 
@@ -41,10 +42,10 @@ class JetStreamTime:
         self._run(self._nats.close())
 
     def _run(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, nats_loop()).result(30)
+        asyncio.run_coroutine_threadsafe(work, nats_loop()).result(2 * LIMIT)
 
     async def _start(self) -> None:
-        self._nats = await nats.connect(self._url)
+        self._nats = await nats.connect(self._url, connect_timeout=int(LIMIT))
         await self._nats.subscribe("_INBOX.>", cb=self._on_delivery)
         await self._nats.subscribe(f"$JS.ACK.{self._stream}.>", cb=self._on_answer)
         await self._nats.flush()
@@ -54,7 +55,7 @@ class JetStreamTime:
         self.now += seconds
         for _, (due, reply) in sorted(self._due.items()):
             if due <= self.now:
-                await self._nats.request(reply, b"-NAK")
+                await self._nats.request(reply, b"-NAK", timeout=LIMIT)
         await self._see_all()
 
     async def _see_all(self) -> None:

@@ -19,6 +19,7 @@ from onceward.testing import FakeClock, servers
 from onceward.testing.connectors import ConnectorConformance
 from tests.support.jetstream_time import observed
 from tests.support.proxy import proxy_to
+from tests.support.wait import LIMIT
 
 pytestmark = pytest.mark.req("NJ-01")
 
@@ -61,14 +62,14 @@ class OnJetStream:
 
     def put_raw(self, connector: Any, body: bytes) -> None:
         async def put() -> None:
-            client = await nats.connect(self.url)
+            client = await nats.connect(self.url, connect_timeout=int(LIMIT))
             js = client.jetstream()
             if self.stream not in [each.config.name for each in await js.streams_info()]:
                 await js.add_stream(name=self.stream, subjects=[self.stream], allow_atomic=True)
             await js.publish(self.stream, body)
             await client.close()
 
-        asyncio.run_coroutine_threadsafe(put(), nats_loop()).result(10)
+        asyncio.run_coroutine_threadsafe(put(), nats_loop()).result(2 * LIMIT)
 
 
 class TestJetStreamConnector(OnJetStream, ConnectorConformance):

@@ -86,8 +86,10 @@ def supervised(**given: object) -> int:
 
 
 def test_a_worker_that_is_killed_is_reported_and_another_takes_its_place(site: Site) -> None:
-    with site.run("--processes", "2") as run:
-        until(lambda: len(run.workers()) == 2)
+    with site.run("--processes", "2", "--health", "127.0.0.1:0") as run:
+        until(
+            lambda: len(run.workers()) == 2 and run.is_ready()
+        )  # one that starts may hold a lock of the queue
         victim, survivor = run.workers()
         os.kill(victim, signal.SIGKILL)
         until(lambda: len(run.workers()) == 3)

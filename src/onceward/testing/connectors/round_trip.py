@@ -25,7 +25,11 @@ class RoundTrip(ConnectorSuite):
     def test_every_transaction_comes_back_equal(self) -> None:
         with self.queue() as (queue, _):
 
-            @settings(deadline=None, max_examples=settings().max_examples // SHARE, suppress_health_check=list(HealthCheck))
+            @settings(
+                deadline=None,
+                max_examples=settings().max_examples // SHARE,
+                suppress_health_check=list(HealthCheck),
+            )
             @given(st.lists(transactions(), min_size=1, max_size=5))
             def round_trip(sent: list[Transaction]) -> None:
                 queue.dispatch(*sent)
