@@ -289,8 +289,12 @@ async def edit(request: Request) -> Response:
     values = await run_in_threadpool(change if request.method == "POST" else read)
     if values["done"]:
         return console.go(request, f"/letters/{number}", "edited")
-    given = {"cause": str(form.get("cause", "")), "text": str(form.get("payload", "")), "problem": None}
-    given |= {"changed_file": None}
+    given = {
+        "cause": str(form.get("cause", "")),
+        "text": str(form.get("payload", "")),
+        "problem": None,
+        "changed_file": None,
+    }
     return console.page(
         request, "edit.html", words=PREDICTED, hide=backstage.redaction.of, **{**given, **values}
     )
