@@ -69,7 +69,6 @@ def test_letters_are_grouped_tried_edited_and_redriven_and_the_balance_holds(
         page.wait_for_selector("text=The corrected payload is stored")
         page.fill("[name=root_cause]", "a merged customer")
         page.fill("[name=fix_ref]", "edited")
-        page.fill("[name=rate]", "1000")
         page.click("button:has-text('Redrive')")
         page.wait_for_selector("text=It is over.")
         assert "order-100" in shop.bills()

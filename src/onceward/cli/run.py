@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
@@ -189,7 +190,7 @@ def _console(app: Onceward) -> Site | None:
     from onceward.run.run import shares_address
     from onceward.run.samples import Samples
 
-    settings = app.settings
+    settings, loaded_at = app.settings, time.time()
     host, port = parse_address(settings.console or "", "--console")
     access = access_of(
         None if settings.console_users is None else Path(settings.console_users), None, None, None
@@ -203,6 +204,7 @@ def _console(app: Onceward) -> Site | None:
             state=pages.state,
             redact=settings.console_redact,
             trace_url=settings.console_trace_url,
+            loaded_at=loaded_at,
         )
         made = create(
             app,

@@ -5,7 +5,9 @@ Everything that takes long is read in threads of its own, and pages show the las
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -65,8 +67,11 @@ class Backstage:
         runs: Sequence[str] = (),
         redact: Sequence[str] = (),
         trace_url: str | None = None,
+        loaded_at: float | None = None,
     ) -> None:
         self.app = app
+        self._loaded_at = time.time() if loaded_at is None else loaded_at
+        """When the code of the app was loaded."""
         self.redaction = Redaction(redact)
         self.history = History()
         self.checked: dict[str, ConsumerCheck] = {}
@@ -148,6 +153,16 @@ class Backstage:
                 f"{consumer.name} has no contract, so a dry run could not be rolled back; redrive a few letters first"
             )
         return task_for_dry_runs(task_class(consumer), self.engine, self.app)
+
+    def changed_file(self, letters_of: str) -> str | None:
+        """The file of the consumer, if it has changed since: dry runs here use the code that was loaded."""
+        consumer = self.consumer_of(letters_of)
+        try:
+            file = None if consumer is None else inspect.getsourcefile(inspect.unwrap(consumer.function))
+            changed = file is not None and os.stat(file).st_mtime > self._loaded_at
+        except (OSError, TypeError):  # it is gone, or was never in a file
+            return None
+        return os.path.basename(file) if changed and file is not None else None
 
     # ── the runs ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -279,7 +279,7 @@ async def edit(request: Request) -> Response:
             return {**found, "prediction": None, "problem": "the payload is the same; nothing was changed"}
         task = backstage.task_of(draft.letter.consumer)
         prediction = predict_edit(task, draft, body, backstage.engine)
-        found["prediction"] = prediction
+        found |= {"prediction": prediction, "changed_file": backstage.changed_file(draft.letter.consumer)}
         if form.get("do") == "save" and prediction.is_good:
             cause = str(form.get("cause", ""))
             run_blocking(letters.operations.store_edit(draft, body, cause, user, prediction))
@@ -289,7 +289,12 @@ async def edit(request: Request) -> Response:
     values = await run_in_threadpool(change if request.method == "POST" else read)
     if values["done"]:
         return console.go(request, f"/letters/{number}", "edited")
-    given = {"cause": str(form.get("cause", "")), "text": str(form.get("payload", "")), "problem": None}
+    given = {
+        "cause": str(form.get("cause", "")),
+        "text": str(form.get("payload", "")),
+        "problem": None,
+        "changed_file": None,
+    }
     return console.page(
         request, "edit.html", words=PREDICTED, hide=backstage.redaction.of, **{**given, **values}
     )
@@ -321,6 +326,7 @@ async def dry_run(request: Request) -> Response:
         request,
         "_dry_run.html" if request.headers.get("hx-request") else "dry_run.html",
         predicted=predicted,
+        changed_file=console.backstage.changed_file(wanted.consumer or ""),
         unread=too_large(list(predicted.values())),
         small=SMALL,
         outcomes=outcomes,

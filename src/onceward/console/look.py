@@ -69,6 +69,8 @@ def count(value: float | None, unit: str = "") -> str:
 def rate(value: float | None) -> str:
     if value is None:
         return "unknown"
+    if 0 < value < 0.05:
+        return "under 0.1/s"
     return f"{value:,.1f}/s" if 0 < value < 100 else f"{value:,.0f}/s"
 
 

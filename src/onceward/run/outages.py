@@ -196,9 +196,8 @@ class Keeper:
         limiter = self.app.limiters.get(self.consumer.name)
         limited, limited_since = (0, None) if limiter is None else limiter.waiting_now()
         away = getattr(progress.source, "away", dict)()  # of a relay: the sinks that cannot be reached
-        why = [hold.why] * (hold.why is not None) + [
-            f"waiting for {name}, which cannot be reached: {each.why}" for name, each in away.items()
-        ]
+        why = [] if hold.why is None else [hold.why]
+        why += [f"waiting for {name}, which cannot be reached: {each.why}" for name, each in away.items()]
         answers = hold.why is not None and self.state is WorkerState.STARTING  # it does not ask its source
         return ConsumerStatus(
             name=self.consumer.name,

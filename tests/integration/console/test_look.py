@@ -8,7 +8,7 @@ import pytest
 
 from onceward import Onceward
 from onceward.console.backstage import Backstage
-from onceward.console.look import details, in_contract, in_policy
+from onceward.console.look import details, in_contract, in_policy, rate
 from onceward.console.overview import state_of
 
 
@@ -58,6 +58,22 @@ def test_a_contract_has_units(name: str, value: Any, shown: str) -> None:
 )
 def test_a_policy_has_units(name: str, value: Any, shown: str) -> None:
     assert in_policy(value, name) == shown
+
+
+@pytest.mark.req("UI-25")
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "unknown"),
+        (0, "0/s"),
+        (0.01, "under 0.1/s"),
+        (0.05, "0.1/s"),
+        (12.34, "12.3/s"),
+        (1234.5, "1,234/s"),
+    ],
+)
+def test_a_rate_that_is_not_zero_is_not_shown_as_zero(value: float | None, shown: str) -> None:
+    assert rate(value) == shown
 
 
 @pytest.mark.req("UI-25")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import html
+import os
+import runpy
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from onceward.app.build import open_task
 from onceward.connectors import SqliteConnector
 from onceward.connectors.codec import encode
 from onceward.console import create
+from onceward.console.backstage import Backstage
 from onceward.console.letters import too_large
 from onceward.deadletters import Burial, Category, DeadLetters, Filter
 from onceward.deadletters.dry_run import PredictedOutcome, Prediction
@@ -79,6 +83,22 @@ def test_an_edit_shows_no_hidden_value_neither_of_the_payload_nor_of_rows(tmp_pa
     assert "it would succeed" in tried
     assert "bills" in tried
     assert "SECRET" not in tried
+
+
+@pytest.mark.req("UI-25")
+def test_a_dry_run_says_that_it_used_code_that_has_changed_since(tmp_path: Path) -> None:
+    file = tmp_path / "shop_that_changes.py"
+    file.write_text("def charge(order: dict) -> None:\n    pass\n")
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+    app.consumer(f"sqlite:///{tmp_path}/orders.db", contract=None)(runpy.run_path(str(file))["charge"])
+    backstage = Backstage(app)
+    assert backstage.changed_file("charge") is None
+    later = time.time() + 10
+    os.utime(file, (later, later))
+    assert backstage.changed_file("charge") == "shop_that_changes.py"
+    file.unlink()
+    assert backstage.changed_file("charge") is None
+    assert backstage.changed_file("nobody") is None
 
 
 @pytest.mark.req("UI-25")
