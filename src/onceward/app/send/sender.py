@@ -83,7 +83,7 @@ class Sender:
             more = report.stop_reason is StopReason.LIMIT and next(transactions, None) is not None
             return self.check(report, failures, more)
 
-        async def fill(load: Load) -> bool:
+        async def fill(load: SendLoad) -> bool:
             return any(map(load.add, transactions))  # as far as the load goes
 
         async def send(batch: Batch) -> None:
@@ -103,7 +103,7 @@ class Sender:
             more = report.stop_reason is StopReason.LIMIT and await anext(transactions, None) is not None
             return self.check(report, failures, more)
 
-        async def fill(load: Load) -> bool:
+        async def fill(load: SendLoad) -> bool:
             async for transaction in transactions:
                 if load.add(transaction):
                     return True
@@ -164,13 +164,13 @@ class Sender:
                 raise
 
     async def _send_batches(
-        self, fill: Callable[[Load], Awaitable[bool]], send: Callable[[Batch], Awaitable[None]]
+        self, fill: Callable[[SendLoad], Awaitable[bool]], send: Callable[[Batch], Awaitable[None]]
     ) -> Report:
         """Send without the engine, until `fill` has no more. Written for both modes: see `onceward._sync`."""
         tally = SendTally(self)
         more = True
         while more:
-            load = Load()
+            load = SendLoad()
             try:
                 more = await fill(load)
             except Exception as error:  # noqa: BLE001  of the caller's iterable; raised at the end
@@ -261,7 +261,7 @@ class Sender:
             )  # fmt: skip
 
 
-class Load:
+class SendLoad:
     """Messages that are sent together."""
 
     def __init__(self) -> None:
