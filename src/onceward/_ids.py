@@ -20,12 +20,17 @@ hex. The limits are fixed, because the same id must give the same answer on ever
 
 def new_id() -> str:
     """Return a new UUID of version 7: it contains its own time, so its records can be stored and removed by day."""
-    return _uuid7(time.time_ns() // 1_000_000)
+    global _latest
+    ms = time.time_ns() // 1_000_000
+    latest = _latest
+    if latest[0] != ms:  # ids that are made in a row have the same beginning
+        latest = _latest = ms, _beginning(ms)
+    return latest[1] + _random_part()
 
 
 def id_at(seconds: float) -> str:
     """Return a new UUID of version 7 with this time, in seconds since 1970."""
-    return _uuid7(int(seconds * 1000) & 2**48 - 1)
+    return _beginning(int(seconds * 1000) & 2**48 - 1) + _random_part()
 
 
 _AT_ONCE = 256
@@ -35,14 +40,22 @@ os.register_at_fork(after_in_child=_random.clear)  # or parent and child would m
 _VARIANT = {f"{digit:x}": "89ab"[digit % 4] for digit in range(16)}
 
 
-def _uuid7(ms: int) -> str:
-    try:
-        random = _random.pop()
-    except IndexError:
-        random, *rest = _draw()
-        _random.extend(rest)
+def _beginning(ms: int) -> str:
     at = f"{ms:012x}"
-    return f"{at[:8]}-{at[8:]}{random}"
+    return f"{at[:8]}-{at[8:]}"
+
+
+_latest = (0, _beginning(0))
+"""The last moment that an id was made, and how it begins."""
+
+
+def _random_part() -> str:
+    try:
+        return _random.pop()
+    except IndexError:
+        first, *rest = _draw()
+        _random.extend(rest)
+        return first
 
 
 def _draw() -> list[str]:

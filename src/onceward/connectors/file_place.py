@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from onceward.connectors.reports import Durability, Survives
+from onceward.errors import ConfigurationError
 
 MOUNTS = Path("/proc/self/mountinfo")
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
@@ -14,6 +15,20 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p")
 OF_THE_KERNEL = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs")
 ON_A_DISK = "use a path on a disk"
 SHUT = "cannot be opened"
+
+
+def resolve(path: str | os.PathLike[str]) -> Path:
+    """Return where the file of a queue is or will be, or refuse it."""
+    if str(path) in ("", ":memory:"):
+        raise ConfigurationError("a SQLite queue needs a file; for a queue in memory use MemoryConnector")
+    absolute = Path(path).absolute()  # the working directory may change before it is reopened
+    if not absolute.parent.is_dir():
+        raise ConfigurationError(
+            f"the directory of the queue file does not exist: {absolute.parent}; create it first"
+        )
+    if absolute.is_dir():
+        raise ConfigurationError(f"{absolute} is a directory; use the path of a file in it")
+    return absolute
 
 
 def doubt_place(what: str, path: Path) -> Durability | None:

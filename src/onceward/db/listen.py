@@ -19,7 +19,7 @@ from onceward._process.readiness import Doorbell, wait_readable, wait_readable_a
 from onceward._process.stop import is_stopped
 from onceward._text import driver_message
 from onceward.backoff import Backoff
-from onceward.db.detached import DetachedConnection, open_detached
+from onceward.db.detached_connection import DetachedConnection, open_detached
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.db"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
@@ -82,13 +83,13 @@ class Sender:
             more = report.stop_reason is StopReason.LIMIT and next(transactions, None) is not None
             return self.check(report, failures, more)
 
-        async def take() -> Transaction | None:
-            return next(transactions, None)
+        async def fill(load: SendLoad) -> bool:
+            return any(map(load.add, transactions))  # as far as the load goes
 
         async def send(batch: Batch) -> None:
             (sink or self).dispatch(batch)
 
-        return run_blocking(self._send_batches(take, send))
+        return run_blocking(self._send_batches(fill, send))
 
     async def send_async(
         self, transactions: AsyncIterator[Transaction], sink: HeldSink | None = None
@@ -101,7 +102,14 @@ class Sender:
             report: Report = await task.produce_transactions(transactions, self.policy)
             more = report.stop_reason is StopReason.LIMIT and await anext(transactions, None) is not None
             return self.check(report, failures, more)
-        return await self._send_batches(lambda: anext(transactions, None), (sink or self).dispatch_async)
+
+        async def fill(load: SendLoad) -> bool:
+            async for transaction in transactions:
+                if load.add(transaction):
+                    return True
+            return False
+
+        return await self._send_batches(fill, (sink or self).dispatch_async)
 
     def send_one(self, transaction: Transaction) -> None:
         """`send` one."""
@@ -156,26 +164,19 @@ class Sender:
                 raise
 
     async def _send_batches(
-        self, take: Callable[[], Awaitable[Transaction | None]], send: Callable[[Batch], Awaitable[None]]
+        self, fill: Callable[[SendLoad], Awaitable[bool]], send: Callable[[Batch], Awaitable[None]]
     ) -> Report:
-        """Send without the engine, until `take` returns None. Written for both modes: see `onceward._sync`."""
+        """Send without the engine, until `fill` has no more. Written for both modes: see `onceward._sync`."""
         tally = SendTally(self)
-        batch: list[Transaction] = []
-        due = 0.0
-        ended = False
-        while not ended:
+        more = True
+        while more:
+            load = SendLoad()
             try:
-                taken = await take()
-                ended = taken is None
-                if taken is not None:
-                    batch.append(taken)
+                more = await fill(load)
             except Exception as error:  # noqa: BLE001  of the caller's iterable; raised at the end
-                tally.input_error, ended = error, True
-            now = time.monotonic()
-            due = due or now + PATIENCE
-            if batch and (ended or len(batch) >= BATCH or now >= due):
-                await self._send_batch(batch, send, tally)
-                batch, due = [], 0.0
+                tally.input_error, more = error, False
+            if load.batch:
+                await self._send_batch(load.batch, send, tally)
         return tally.end()
 
     async def _send_batch(
@@ -258,6 +259,22 @@ class Sender:
                 "`onceward verify` refuses the other way",
                 task, self.name, self.name,
             )  # fmt: skip
+
+
+class SendLoad:
+    """Messages that are sent together."""
+
+    def __init__(self) -> None:
+        self.batch: list[Transaction] = []
+        self._due = inf
+
+    def add(self, transaction: Transaction) -> bool:
+        """Return whether it is time to send them."""
+        self.batch.append(transaction)
+        now = time.monotonic()
+        if self._due == inf:
+            self._due = now + PATIENCE
+        return now >= self._due or len(self.batch) >= BATCH
 
 
 class Failures:

@@ -20,7 +20,7 @@ from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead
 from onceward.connectors.leased_deliveries import Held
 from onceward.connectors.leases import WRITE_WAIT, AvailableRow, seconds_until_due
 from onceward.connectors.postgresql import statements as sql
-from onceward.connectors.postgresql.direct import DirectConnection
+from onceward.connectors.postgresql.direct_connection import DirectConnection
 from onceward.connectors.postgresql.join import is_joint
 from onceward.connectors.postgresql.lines import PostgreSqlLines
 from onceward.connectors.postgresql.schema import BATCH, CHANNEL, QueueTables, create_tables, find_tables

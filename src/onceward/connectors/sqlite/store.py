@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from pathlib import Path
 from threading import RLock
 from typing import Any, Literal, TypeVar, get_args
 from weakref import WeakSet
@@ -17,6 +16,7 @@ from onceward._files.identity import OpenFile, companions_of
 from onceward._files.private import create_file
 from onceward._time import boot_id, uptime
 from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.file_place import resolve
 from onceward.connectors.identities import identity_in, identity_of, pack, summarize
 from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead_message
 from onceward.connectors.leased_deliveries import Held
@@ -65,7 +65,7 @@ class Database:
             raise ConfigurationError(
                 f"synchronous must be one of {', '.join(get_args(Synchronous))}, not {synchronous!r}"
             )
-        self.path = _resolve(path)
+        self.path = resolve(path)
         self.queue = queue
         """The name of the queue, in a file that is shared; None for a file of its own."""
         self._synchronous = synchronous
@@ -422,19 +422,6 @@ class SqliteLeaseStore(SqliteLines, Database):
 
     def _change_one(self, statement: str, *values: object) -> bool:
         return self.cursor.execute(statement, values).rowcount == 1
-
-
-def _resolve(path: str | os.PathLike[str]) -> Path:
-    if str(path) in ("", ":memory:"):
-        raise ConfigurationError("a SQLite queue needs a file; for a queue in memory use MemoryConnector")
-    absolute = Path(path).absolute()  # the working directory may change before it is reopened
-    if not absolute.parent.is_dir():
-        raise ConfigurationError(
-            f"the directory of the queue file does not exist: {absolute.parent}; create it first"
-        )
-    if absolute.is_dir():
-        raise ConfigurationError(f"{absolute} is a directory; use the path of a file in it")
-    return absolute
 
 
 def _text_of(stored: bytes) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from onceward.db.detached import DetachedConnection
+from onceward.db.detached_connection import DetachedConnection
 from onceward.telemetry.redaction import scrub
 
 
