@@ -330,10 +330,8 @@ class LeasingConnector(Leasing, Closing):
         serving: list[AvailableRow] = []
         transactions: list[Transaction] = []
         buried: list[tuple[Any, ...]] = []
-        available: Callable[[float, int], Sequence[AvailableRow]] = self._store.available
-        read = decode
-        if self._lines is not None:
-            available, read = self._lines.form, self._lines.decode
+        available = self._store.available if self._lines is None else self._lines.form
+        read = decode if self._lines is None else self._lines.decode
         while not serving and (rows := available(now, batch_size)):
             doomed: list[tuple[Any, ...]] = []
             for row in rows:

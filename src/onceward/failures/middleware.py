@@ -42,8 +42,9 @@ LEASE = 10.0
 """Seconds after which another process probes, if the one that has the probe is silent."""
 RETURN = Backoff(1.0, jitter=0.5)
 """The delay of a message that is given back: fetching has stopped, and it must be there when it goes on."""
-LATER = 1.5
-"""By how much a failed probe comes back later than the next probe is due."""
+LATER, LATEST = 1.5, 25.0
+"""By how much a failed probe comes back later than the next probe is due, in intervals: half as many as there were
+probes, within these bounds. Some sources deliver the oldest first, and a few that are poison must not take turns."""
 
 
 class DependencyDown(OncewardError):
@@ -196,8 +197,12 @@ class FailureRules(Middleware):
 
     def _after_probe(self, asked: float) -> float:
         """The delay of a message whose probe failed."""
-        intervals = [self._interval(subject) for subject in self._probe.tokens] if self._probe else []
-        return max(LATER * max(intervals, default=1.0), asked)
+        subjects = list(self._probe.tokens) if self._probe else []
+        probes = max(
+            (self._board.down[each].probes for each in subjects if each in self._board.down), default=0
+        )
+        interval = max(map(self._interval, subjects), default=1.0)
+        return max(min(max(LATER, probes / 2), LATEST) * interval, asked)
 
     def _interval(self, subject: str) -> float:
         """Seconds from a failed probe to the next."""

@@ -14,7 +14,8 @@ import pytest
 
 from onceward import Limit, Onceward, Refuse, RetryLater, business, outage, retry
 from onceward.app.build import open_task, open_task_async
-from onceward.connectors import SqliteConnector
+from onceward.connectors.urls import Address
+from onceward.testing.servers import redis_server
 from onceward.transaction import Transaction
 from tests.support.schema import new_schema
 from tests.support.wait import until
@@ -37,14 +38,16 @@ class Answered(Exception):
 class Line:
     """A consumer whose handler does what the test says, running in a thread."""
 
-    def __init__(self, app: Onceward, directory: Path, *, asynchronous: bool, **rules: Any) -> None:
+    def __init__(
+        self, app: Onceward, directory: Path, *, asynchronous: bool, source: str = "", **rules: Any
+    ) -> None:
         self.app = app
-        self.queue = SqliteConnector(directory / "orders.db", synchronous="OFF")
         self.handle: Callable[[Any], None] = lambda payload: None
         self.begun: list[Any] = []
         self.done: list[Any] = []
         self.times: list[float] = []
-        source = f"sqlite:///{directory}/orders.db?synchronous=OFF"
+        source = source or f"sqlite:///{directory}/orders.db?synchronous=OFF"
+        self.queue = Address(source).open(asynchronous=False)
 
         def work(payload: Any) -> None:
             self.begun.append(payload)
@@ -133,6 +136,23 @@ def test_an_outage_holds_its_consumer_and_ends_by_itself(
             assert sorted(line.done) == list(range(50))
             counts = until(lambda: (found := line.queue.counts())["leased"] == 0 and found)
             assert counts == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
+
+
+@pytest.mark.req("OU-03", "OU-04")
+def test_a_few_that_are_poison_do_not_take_turns_as_probes(tmp_path: Path) -> None:
+    """A Redis group delivers the oldest entry first, whichever was given back first."""
+
+    def handle(payload: int) -> None:
+        if payload < 3:
+            raise ConnectionError("no such host")
+
+    with redis_server() as server:
+        rules = {"failures": {ConnectionError: outage(probe_every="200ms")}, "source": f"{server.url}/orders"}
+        line = Line(Onceward("shop"), tmp_path, asynchronous=False, **rules)
+        line.handle = handle
+        line.send(*range(20))
+        with line:
+            until(lambda: len(line.done) == 17)
 
 
 @pytest.mark.req("OU-11")
