@@ -15,6 +15,7 @@ import pydantic
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
 
 from onceward.app import Onceward
 from onceward.db import OptimisticConflict
@@ -151,7 +152,7 @@ def _own_logging() -> Iterator[None]:
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_run_hides_values_in_lines_of_user_code(capsys: pytest.CaptureFixture[str], form: str) -> None:
     start_logging(form, "info")
-    engine = create_engine("sqlite://")
+    engine = create_engine("sqlite://", poolclass=NullPool)  # a thread alone can close its connection
 
     def fail() -> None:
         with engine.connect() as connection:
