@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import ProgrammingError
 
 from onceward.connectors.codec import encode_all
 from onceward.connectors.postgresql import (
@@ -268,17 +268,23 @@ def test_threads_that_send_at_once_lose_nothing(queue: PostgreSqlConnector) -> N
     assert queue.counts()["ready"] == 160
 
 
-def test_a_send_that_fails_shows_no_message_and_the_next_one_connects_again(
+def test_a_send_that_fails_shows_no_message(queue: PostgreSqlConnector, engine: Engine) -> None:
+    queue.dispatch_transactions(numbered(1))
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE onceward_queue_log"))
+    with pytest.raises(ProgrammingError) as caught:
+        queue.dispatch_transactions([Transaction(payload="4111-1111")])
+    assert "4111" not in f"{caught.value} {caught.value.__cause__!r}"
+
+
+def test_a_connection_that_the_server_has_ended_is_not_used_to_send(
     queue: PostgreSqlConnector, engine: Engine
 ) -> None:
     queue.dispatch_transactions(numbered(1))
     queue.dispatch_transactions(numbered(1))
-    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'onceward-queue'"
+    end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'onceward-queue'"
     with engine.begin() as connection:
         connection.execute(text(end))
-    with pytest.raises(OperationalError) as caught:
-        queue.dispatch_transactions([Transaction(payload="4111-1111")])
-    assert "4111" not in f"{caught.value} {caught.value.__cause__!r}"
     queue.dispatch_transactions(numbered(1))
     assert queue.counts()["ready"] == 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import weakref
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ class DirectConnection:
         self._kept = DetachedConnection()
         weakref.finalize(self, self._kept.close)  # also if nobody closes this
         self._cursor: Any = None
+        self._idle = select.poll()
+        """Finds something to read while nothing was asked."""
         self._closed = False
         self._using = threading.Lock()
 
@@ -33,11 +36,14 @@ class DirectConnection:
             return None
         try:
             self._kept.leave_to_parent()
-            if self._kept.driver is None:
-                self._cursor = self._kept.open(self._engine).cursor()
+            if self._kept.driver is None or self._idle.poll(0):
+                self._connect()
             found: list[Any] = self._cursor.execute(statement, values).fetchall()
             return found
         except BaseException as error:
+            driver = self._kept.driver
+            if driver is not None and driver.closed:
+                self._engine.dispose()  # what the pool has is lost, too
             self._kept.close()  # a reply may still be on its way
             if isinstance(error, self._errors):
                 raise self._as_sqlalchemy(statement, error) from error
@@ -46,6 +52,15 @@ class DirectConnection:
             if self._closed:
                 self._kept.close()
             self._using.release()
+
+    def _connect(self) -> None:
+        if self._kept.driver is not None:  # the server has said something: that it is leaving
+            self._kept.close()
+            self._engine.dispose()  # it said so to the connections of the pool, too
+        driver = self._kept.open(self._engine)
+        self._cursor = driver.cursor()
+        self._idle = select.poll()
+        self._idle.register(driver.fileno(), select.POLLIN)
 
     def close(self) -> None:
         """Close it, or have the thread that is using it do so: the server may not answer."""
