@@ -195,7 +195,8 @@ class Keeper:
         hold = hold_of(self.app.board, self.consumer.identity, self.consumer.failures.depends_on)
         limiter = self.app.limiters.get(self.consumer.name)
         limited, limited_since = (0, None) if limiter is None else limiter.waiting_now()
-        away: dict[str, Any] = getattr(progress.source, "away", dict)()  # of a relay: the sinks that cannot be reached
+        # Of a relay: the sinks that cannot be reached.
+        away: dict[str, Any] = getattr(progress.source, "away", dict)()
         why = [] if hold.why is None else [hold.why]
         why += [f"waiting for {name}, which cannot be reached: {each.why}" for name, each in away.items()]
         answers = hold.why is not None and self.state is WorkerState.STARTING  # it does not ask its source
