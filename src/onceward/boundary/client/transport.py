@@ -13,23 +13,13 @@ from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from pyqwest import (
-    Client,
-    HTTPTransport,
-    HTTPVersion,
-    SyncClient,
-    SyncHTTPTransport,
-    Transport,
-    get_default_sync_transport,
-    get_default_transport,
-)
+from pyqwest import Client, HTTPTransport, HTTPVersion, SyncClient, SyncHTTPTransport
 
 from onceward._process.aside import call_aside
 from onceward._process.stop import LAST_WAIT, engine_stop
 from onceward._secrets import mask_url, remember
 from onceward._sync import run_blocking
 from onceward.boundary.client.loads import AsyncLoads, BlockingLoads, Loads, Send
-from onceward.boundary.client.plain_http import AsyncPlainTransport, BlockingPlainTransport, may_call_plainly
 from onceward.boundary.tls import Tls, client_context
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient, BoundaryServiceClientSync
 from onceward.errors import ConfigurationError
@@ -72,15 +62,9 @@ class BlockingBoundaryPort:
     def __init__(
         self, url: str, times: CallTimes, sleep: Callable[[float], object] | None, tls: Tls | None
     ) -> None:
-        self._plain = (
-            BlockingPlainTransport(url, get_default_sync_transport) if may_call_plainly(url) else None
-        )
-        self._secured = None if tls is None else SyncHTTPTransport(**_tls_options(tls))
+        self._transport = None if tls is None else SyncHTTPTransport(**_tls_options(tls))
         self._rpc = BoundaryServiceClientSync(
-            url,
-            send_compression=None,
-            accept_compression=(),
-            http_client=SyncClient(self._plain or self._secured),
+            url, send_compression=None, accept_compression=(), http_client=SyncClient(self._transport)
         )
         self._times = times
         self._sleep = sleep or time.sleep
@@ -130,10 +114,8 @@ class BlockingBoundaryPort:
 
     async def close(self) -> None:
         self._rpc.close()
-        if self._plain is not None:
-            self._plain.close()
-        if self._secured is not None:
-            self._secured.close()
+        if self._transport is not None:
+            self._transport.close()
 
 
 class AsyncBoundaryPort:
@@ -142,13 +124,10 @@ class AsyncBoundaryPort:
     def __init__(
         self, url: str, times: CallTimes, sleep: Callable[[float], Awaitable[object]] | None, tls: Tls | None
     ) -> None:
-        self._plain = AsyncPlainTransport(url, _library) if may_call_plainly(url) else None
-        self._secured = None if tls is None else HTTPTransport(**_tls_options(tls))
+        _wait_for_threads_at_exit()
+        self._transport = None if tls is None else HTTPTransport(**_tls_options(tls))
         self._rpc = BoundaryServiceClient(
-            url,
-            send_compression=None,
-            accept_compression=(),
-            http_client=Client(self._plain or _library(self._secured)),
+            url, send_compression=None, accept_compression=(), http_client=Client(self._transport)
         )
         self._times = times
         self._sleep = sleep or asyncio.sleep
@@ -193,10 +172,8 @@ class AsyncBoundaryPort:
 
     async def close(self) -> None:
         await self._rpc.close()
-        if self._plain is not None:
-            self._plain.close()
-        if self._secured is not None:
-            await self._secured.aclose()
+        if self._transport is not None:
+            await self._transport.aclose()
 
 
 class CallTimes:
@@ -236,11 +213,6 @@ def _cancellable() -> Iterator[None]:
     yield
     if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError
-
-
-def _library(own: HTTPTransport | None = None) -> Transport:
-    _wait_for_threads_at_exit()
-    return own or get_default_transport()
 
 
 @cache
