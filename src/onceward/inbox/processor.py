@@ -238,17 +238,20 @@ class EventProcessor:
     async def in_transaction(
         self, attempt: EventAttempt, session: Session, *, letters: bool = True
     ) -> Result:
-        handling = await self.admit(attempt, session, letters=letters)
-        value: Any = None
-        if handling is DONE:
-            self.let_send(session, attempt)
-            value = await attempt.handler(attempt.event, session)
-            if session.unsettled is not None:
-                session.unsettled.check(attempt.key.tracking_id)
-        result = Result(handling, value)
+        result = await self._handle(attempt, session, letters)
         if attempt.departure is not None and not attempt.departure.waits:
             await session.apply(attempt.departure.take_off, attempt.key, not result.duplicate)
         return result
+
+    async def _handle(self, attempt: EventAttempt, session: Session, letters: bool) -> Result:
+        handling = await self.admit(attempt, session, letters=letters)
+        if handling is not DONE:
+            return Result(handling)
+        self.let_send(session, attempt)
+        value = await attempt.handler(attempt.event, session)
+        if session.unsettled is not None:
+            session.unsettled.check(attempt.key.tracking_id)
+        return Result(DONE, value)
 
     async def admit(self, attempt: EventAttempt, session: Session, *, letters: bool = True) -> Handling:
         """Write the dedup row; for `letters`, see `Store.admit`. DONE if the handler may run; raises if the event is
