@@ -154,8 +154,8 @@ class SqliteBoundaryStore:
             return [time for (time,) in found]
 
     async def bounds(self) -> Bounds:
-        self.objects.check()  # this tells whether the store is ready
         with self._readable():
+            self.objects.check()  # this tells whether the store is ready
             return bounds_of(self._reading)
 
     async def size(self) -> int:
