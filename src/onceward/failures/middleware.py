@@ -42,9 +42,10 @@ LEASE = 10.0
 """Seconds after which another process probes, if the one that has the probe is silent."""
 RETURN = Backoff(1.0, jitter=0.5)
 """The delay of a message that is given back: fetching has stopped, and it must be there when it goes on."""
-LATER, LATEST = 1.5, 25.0
-"""By how much a failed probe comes back later than the next probe is due, in intervals: half as many as there were
-probes, within these bounds. Some sources deliver the oldest first, and a few that are poison must not take turns."""
+LATER, LATEST = 1.5, 30.0
+"""A failed probe comes back after this many intervals, at least, so later than the next probe is due; and after half as
+many intervals as there were probes, but for that at most this many seconds. Some sources deliver the oldest first, and
+a few that are poison must not take turns."""
 
 
 class DependencyDown(OncewardError):
@@ -202,7 +203,7 @@ class FailureRules(Middleware):
             (self._board.down[each].probes for each in subjects if each in self._board.down), default=0
         )
         interval = max(map(self._interval, subjects), default=1.0)
-        return max(min(max(LATER, probes / 2), LATEST) * interval, asked)
+        return max(LATER * interval, min(probes / 2 * interval, LATEST), asked)
 
     def _interval(self, subject: str) -> float:
         """Seconds from a failed probe to the next."""
