@@ -323,10 +323,8 @@ class LeasingConnector(Leasing, Closing):
     def _choose(
         self, batch_size: int, now: float
     ) -> tuple[list[AvailableRow], list[Transaction], list[tuple[Any, ...]]]:
-        """Return the rows to deliver, their transactions, and log lines to write after the transaction.
-
-        Messages that cannot be delivered are buried on the way, so they do not block the ones behind them.
-        """
+        """Return the rows to deliver, their transactions, and log lines to write after the transaction. Messages that
+        cannot be delivered are buried on the way, so they do not block the ones behind them."""
         serving: list[AvailableRow] = []
         transactions: list[Transaction] = []
         buried: list[tuple[Any, ...]] = []

@@ -183,9 +183,11 @@ class ModelRedis:
         found: Group = self.keys[key].groups[group]
         return found
 
-    def _do_xadd(self, key: str, id_: str, *fields: str) -> str:
+    def _do_xadd(self, key: str, id_: str, *fields: str) -> Any:
         if id_ == "MAXLEN":
             raise NotImplementedError("entries are not trimmed here")
+        if id_ == "NOMKSTREAM":
+            return self._do_xadd(key, *fields) if key in self.keys else False
         stream = self.keys.setdefault(key, Stream())
         if id_ == "*":
             now = int(self.now())
