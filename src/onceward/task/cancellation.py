@@ -76,9 +76,8 @@ class CancelToken:
 
     def remove(self, canceller: Canceller) -> None:
         self._cancellers.remove(canceller)
-        if (
-            self.expired
-        ):  # `cancel` sets it before it looks for cancellers: otherwise nobody calls this one any more
+        # `cancel` sets it before it looks for cancellers: otherwise nobody calls this one any more.
+        if self.expired:
             canceller.close()
 
     def cancel(self) -> None:
