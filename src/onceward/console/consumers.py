@@ -125,7 +125,10 @@ def _work(backstage: Backstage, found: Consumer, status: list[dict[str, Any]]) -
         if each["consumer"] == found.name
     ]
     return {
-        "flights": sorted(flights, key=lambda each: (not each.get("stuck"), -(each["seconds"] or 0))),
+        "flights": sorted(
+            flights,
+            key=lambda each: (not each.get("stuck"), not each.get("attempt"), -(each["seconds"] or 0)),
+        ),
         "were_stuck": were_stuck,
         "has_keys": any(each["key"] is not None for each in flights),
     }

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from onceward.transaction import Transaction
 
 LISTED: Final = 10
-"""Messages in flight that a status names, the oldest; those that are stuck come in addition, as many."""
+"""Messages in flight that a status names: first those whose code runs; those that are stuck come in addition, as
+many."""
 LONG: Final = 5.0
 """Seconds in flight after which a status says where the code is."""
 STACKS: Final = 5
@@ -24,14 +25,16 @@ STACKS: Final = 5
 def flights_of(
     consumer: Consumer, task: Any, in_flight: Sequence[tuple[Transaction, float]], now: float
 ) -> list[Flight]:
-    """Describe what is in flight, the oldest first, given with the time at which each was fetched."""
+    """Describe what is in flight, given with the time at which each was fetched: first those whose code runs, which
+    others of their batch may be waiting for, then the oldest."""
     if not in_flight or task is None:
         return []
     attempts = {each.transaction_id: each for each in sorted(task.attempts(), key=lambda one: one.stuck)}
     begun = task.begun()
-    stuck = [each for each in in_flight[LISTED:] if (one := attempts.get(each[0].id)) and one.stuck]
+    running_first = sorted(in_flight, key=lambda each: each[0].id not in attempts)
+    stuck = [each for each in running_first[LISTED:] if (one := attempts.get(each[0].id)) and one.stuck]
     found: list[Flight] = []
-    for transaction, since in (*in_flight[:LISTED], *stuck[:LISTED]):
+    for transaction, since in (*running_first[:LISTED], *stuck[:LISTED]):
         attempt = attempts.get(transaction.id)
         step = begun.get(transaction.id) if attempt is None else attempt.step
         flight = Flight(id=transaction.id, since=since, step=step or None, key=key_of(consumer, transaction))

@@ -6,10 +6,12 @@ import json
 import threading
 from contextvars import copy_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from onceward.run.flights import flights_of
 from onceward.task.settings import EngineSettings
 from onceward.task.work import Life
 from onceward.transaction import Transaction
@@ -84,6 +86,18 @@ def test_a_transaction_can_be_looked_at_before_its_first_step(world: World) -> N
     life = Life(Transaction("t0"), Any, copy_context(), lambda life, failed: None)  # type: ignore[arg-type]
     task._engine.ids.holders["t0"] = life  # as the loop does before a thread takes it
     assert task.begun() == {"t0": ""}
+
+
+def test_what_runs_is_listed_before_what_waits_for_it() -> None:
+    """The messages of a batch have the same age, and one that holds up the others is of most interest."""
+    batch = [(Transaction(f"t{number}"), 0.0) for number in range(100)]
+    running = SimpleNamespace(
+        transaction_id="t99", step="process", number=0, stuck=False, stack=lambda: "charge()"
+    )
+    task = SimpleNamespace(attempts=lambda: [running], begun=dict)
+    found = flights_of(SimpleNamespace(order=None, limit_keys=None), task, batch, now=60.0)  # type: ignore[arg-type]
+    assert [each.id for each in found] == ["t99", *(f"t{number}" for number in range(9))]
+    assert (found[0].attempt, found[0].stack) == (1, "charge()")
 
 
 def workers(run: Run) -> list[dict[str, Any]]:
