@@ -81,6 +81,8 @@ class DbTransaction:
     committed = False
     repeated = False
     """Whether who opens it makes it again after a serialization failure."""
+    only_reads = False
+    """Whether it changes nothing, so on SQLite it need not wait for who is writing."""
     had_conflict = False
     """Set by an optimistic update that found another version; see `occ_update`."""
     parts = 0
@@ -180,7 +182,7 @@ class DbTransaction:
     def begin(self, connection: Connection) -> None:
         self._connection = connection
         try:
-            self.backend.begin(connection)
+            self.backend.begin(connection, only_reads=self.only_reads)
             if self.repeated:
                 self.backend.note_repeated(connection, repeated=True)
         except BaseException as error:

@@ -61,10 +61,17 @@ class DeadLetterOperations:
         """The process that the leases of redriven letters belong to."""
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
-        if not self._checked:  # its error says how to create missing tables
-            await self.ports.transact(check_tables, self._store)
-            self._checked = True
+        await self._check_tables()
         return await self.ports.transact(operation, *args)
+
+    async def _look(self, operation: Callable[..., T], *args: Any) -> T:
+        await self._check_tables()
+        return await self.ports.look(operation, *args)
+
+    async def _check_tables(self) -> None:
+        if not self._checked:  # its error says how to create missing tables
+            await self.ports.look(check_tables, self._store)
+            self._checked = True
 
     async def migrate(self) -> list[str]:
         return await self.ports.transact(migrations.apply, self._store)
@@ -104,27 +111,27 @@ class DeadLetterOperations:
         return buried
 
     async def find(self, wanted: Filter, limit: int, after: int = 0) -> list[DeadLetter]:
-        return await self._transact(queries.find, self._rows, wanted, limit, after)
+        return await self._look(queries.find, self._rows, wanted, limit, after)
 
     async def count(self, wanted: Filter) -> int:
-        return await self._transact(queries.count, self._rows, wanted)
+        return await self._look(queries.count, self._rows, wanted)
 
     async def body(self, letter_id: int) -> bytes:
-        body = await self._transact(queries.body, self._rows, letter_id)
+        body = await self._look(queries.body, self._rows, letter_id)
         if body is None:
             raise ConfigurationError(f"there is no dead letter {letter_id}; see `onceward dlq list`")
         return body
 
     async def edited_body(self, letter_id: int) -> bytes | None:
-        return await self._transact(queries.edited_body, self._rows, letter_id)
+        return await self._look(queries.edited_body, self._rows, letter_id)
 
     async def groups(self, wanted: Filter) -> list[LetterGroup]:
-        return await self._transact(groups, self._rows, wanted)
+        return await self._look(groups, self._rows, wanted)
 
     async def draft(self, letter_id: int) -> Draft:
         """Return a letter to edit or to try."""
         found = await self.find(Filter(ids=(letter_id,)), 1)
-        draft = await self._transact(edits.read, self._rows, found[0]) if found else None
+        draft = await self._look(edits.read, self._rows, found[0]) if found else None
         if draft is None:
             raise ConfigurationError(f"there is no dead letter {letter_id}; see `onceward dlq list`")
         return draft
@@ -174,13 +181,13 @@ class DeadLetterOperations:
         return await self._transact(stop, self._rows, redrive_id, reason, operator)
 
     async def explain_no_match(self, wanted: Filter) -> str:
-        return await self._transact(explain_no_match, self._rows, wanted)
+        return await self._look(explain_no_match, self._rows, wanted)
 
     async def redrives(self, limit: int) -> list[dict[str, Any]]:
-        return await self._transact(redrives, self._rows, limit)
+        return await self._look(redrives, self._rows, limit)
 
     async def rcas(self, limit: int) -> list[dict[str, Any]]:
-        return await self._transact(root_causes.last, self._rows, limit)
+        return await self._look(root_causes.last, self._rows, limit)
 
     async def discard(self, wanted: Filter, reason: str, operator: str) -> int:
         return await self._run_with_audit(operator, "discard", wanted, reason, queries.discard, wanted)
@@ -280,7 +287,7 @@ class DeadLetterOperations:
 
         total, at_most = 0, inf
         if not trust_clock:
-            every = await self._transact(queries.count, self._rows, Filter())
+            every = await self._look(queries.count, self._rows, Filter())
             at_most = max(FEW_LETTERS, every // 2)
         while removed := await self._transact(step):
             total += removed
@@ -290,17 +297,17 @@ class DeadLetterOperations:
         return total
 
     async def stats(self) -> list[dict[str, Any]]:
-        return await self._transact(queries.stats, self._rows)
+        return await self._look(queries.stats, self._rows)
 
     async def note(self, operator: str, action: str, details: dict[str, Any]) -> None:
         """Add a line to the audit about an action that changes nothing here."""
         await self._transact(audit.note, self._rows, operator, action, details)
 
     async def audit(self, limit: int) -> list[dict[str, Any]]:
-        return await self._transact(audit.entries, self._rows, limit)
+        return await self._look(audit.entries, self._rows, limit)
 
     async def verify_audit(self) -> AuditVerdict:
-        return await self._transact(audit.verify, self._rows)
+        return await self._look(audit.verify, self._rows)
 
     # ── redelivery, for `WithDeadLetters` ───────────────────────────────────────────────────────────────
 

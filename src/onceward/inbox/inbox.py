@@ -77,7 +77,7 @@ class Inbox(InboxParts):
 
     def evidence(self, consumer_id: str) -> list[Evidence]:
         """Return the recorded verifications of a consumer, newest first."""
-        return run_blocking(self._ports.transact(read_evidence, self._store, consumer_id))
+        return run_blocking(self._ports.look(read_evidence, self._store, consumer_id))
 
     def process(
         self,
@@ -144,17 +144,17 @@ class Inbox(InboxParts):
 
     def holds(self) -> list[dict[str, Any]]:
         """Return all holds: consumer_id, tracking_id, reason, operator and placed_at of each."""
-        return run_blocking(self._ports.transact(self._store.holds))
+        return run_blocking(self._ports.look(self._store.holds))
 
     def stats(self) -> list[dict[str, Any]]:
         """Return for each consumer: dedup rows, unended starts, effects in doubt, parked events, horizon, holds."""
-        return run_blocking(self._ports.transact(self._store.stats))
+        return run_blocking(self._ports.look(self._store.stats))
 
     def effects(self, *, in_doubt: bool = True, limit: int = 100) -> list[dict[str, Any]]:
         """Return the effect ledger; by default only effects whose outcome is unknown."""
-        return run_blocking(self._ports.transact(self._store.effects, in_doubt, limit))
+        return run_blocking(self._ports.look(self._store.effects, in_doubt, limit))
 
     def key_validity(self, consumer_id: str) -> list[dict[str, Any]]:
         """Return what the recorded effects of a consumer say about their keys: for each name the shortest
         `key_valid_for` in seconds, and how many were called without one."""
-        return run_blocking(self._ports.transact(self._store.key_validity, consumer_id))
+        return run_blocking(self._ports.look(self._store.key_validity, consumer_id))

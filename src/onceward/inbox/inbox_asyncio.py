@@ -79,7 +79,7 @@ class AsyncInbox(InboxParts):
 
     async def evidence(self, consumer_id: str) -> list[Evidence]:
         """Return the recorded verifications of a consumer, newest first."""
-        return await self._ports.transact(read_evidence, self._store, consumer_id)
+        return await self._ports.look(read_evidence, self._store, consumer_id)
 
     async def process(
         self,
@@ -144,17 +144,17 @@ class AsyncInbox(InboxParts):
 
     async def holds(self) -> list[dict[str, Any]]:
         """Return all holds: consumer_id, tracking_id, reason, operator and placed_at of each."""
-        return await self._ports.transact(self._store.holds)
+        return await self._ports.look(self._store.holds)
 
     async def stats(self) -> list[dict[str, Any]]:
         """Return for each consumer: dedup rows, unended starts, effects in doubt, parked events, horizon, holds."""
-        return await self._ports.transact(self._store.stats)
+        return await self._ports.look(self._store.stats)
 
     async def effects(self, *, in_doubt: bool = True, limit: int = 100) -> list[dict[str, Any]]:
         """Return the effect ledger; by default only effects whose outcome is unknown."""
-        return await self._ports.transact(self._store.effects, in_doubt, limit)
+        return await self._ports.look(self._store.effects, in_doubt, limit)
 
     async def key_validity(self, consumer_id: str) -> list[dict[str, Any]]:
         """Return what the recorded effects of a consumer say about their keys: for each name the shortest
         `key_valid_for` in seconds, and how many were called without one."""
-        return await self._ports.transact(self._store.key_validity, consumer_id)
+        return await self._ports.look(self._store.key_validity, consumer_id)

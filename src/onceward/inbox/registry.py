@@ -34,7 +34,7 @@ class Registry:
         return await self._ports.transact(migrations.revert, self._store, back_to)
 
     async def check_tables(self) -> None:
-        await self._ports.transact(check_tables, self._store)
+        await self._ports.look(check_tables, self._store)
 
     async def register(self, contract: Contract) -> None:
         """Record the contract, replacing an earlier one."""
@@ -45,7 +45,7 @@ class Registry:
         return await self._ports.transact(self._store.unregister, consumer_id)
 
     async def consumers(self) -> list[dict[str, Any]]:
-        return await self._ports.transact(self._store.consumers)
+        return await self._ports.look(self._store.consumers)
 
     async def check(self, contract: Contract, code: Any, transact: Callable[..., Any] | None = None) -> None:
         """Raise if the consumer is not registered, if this is production and its code is not verified, or if the role

@@ -63,7 +63,7 @@ class OutboxQueries:
         def find(transaction: DbTransaction) -> list[OutboxMessage]:
             return [_waiting(row) for row in self._rows.all(transaction, query, limit=limit, **given)]
 
-        return run_blocking(self._ports.transact(find))
+        return run_blocking(self._ports.look(find))
 
     def counts(self) -> dict[str, int]:
         """Count the messages of each state."""
@@ -71,7 +71,7 @@ class OutboxQueries:
         def count(transaction: DbTransaction) -> dict[str, int]:
             return {row["state"]: row["messages"] for row in self._rows.all(transaction, _COUNT)}
 
-        return run_blocking(self._ports.transact(count))
+        return run_blocking(self._ports.look(count))
 
     def body(self, id: str) -> Any:
         """Return the payload and metadata of a message; None if there is none, or it cannot be read."""
@@ -83,7 +83,7 @@ class OutboxQueries:
             except DecodeError:
                 return None
 
-        return run_blocking(self._ports.transact(read))
+        return run_blocking(self._ports.look(read))
 
     def retry(self, ids: list[str], *, operator: str) -> list[str]:
         """Let messages that wait after a failure be tried now. Return the ids of those that did."""

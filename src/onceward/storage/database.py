@@ -13,7 +13,7 @@ import contextvars
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from operator import attrgetter
@@ -57,14 +57,22 @@ class StoragePorts(ABC):
 
     async def transact(self, operation: Callable[..., T], *args: Any) -> T:
         """Run `operation(transaction, …)` in its own transaction."""
+        return await self._patiently(operation, args, only_reads=False)
+
+    async def look(self, operation: Callable[..., T], *args: Any) -> T:
+        """`transact`, for an operation that only reads. It does not wait for who is writing: a handler that is stuck
+        inside its transaction on SQLite does not keep operators from looking."""
+        return await self._patiently(operation, args, only_reads=True)
+
+    async def _patiently(self, operation: Callable[..., T], args: Sequence[Any], *, only_reads: bool) -> T:
         for attempt in range(SERIALIZATION_RETRIES - 1):
             try:
-                return await self._transact(operation, *args)
+                return await self._transact(operation, args, only_reads=only_reads)
             except DBAPIError as error:
                 if not BACKENDS[self.dialect.name].is_serialization_failure(error):
                     raise
             await self.sleep(SERIALIZATION_PAUSE.delay(attempt))
-        return await self._transact(operation, *args)
+        return await self._transact(operation, args, only_reads=only_reads)
 
     def check_database(self) -> None:
         """Raise `FileLostError` if the database was in a file that was deleted or replaced."""
@@ -74,7 +82,7 @@ class StoragePorts(ABC):
     @abstractmethod
     def _plain_engine(self) -> Engine: ...
     @abstractmethod
-    async def _transact(self, operation: Callable[..., T], *args: Any) -> T: ...
+    async def _transact(self, operation: Callable[..., T], args: Sequence[Any], *, only_reads: bool) -> T: ...
     @abstractmethod
     async def outside(self, operation: Callable[..., T], *args: Any) -> T:
         """Run `operation(connection, …)`, which begins and ends its transactions itself."""
@@ -103,8 +111,10 @@ class BlockingStoragePorts(StoragePorts):
     def _plain_engine(self) -> Engine:
         return self.engine
 
-    async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
-        with DbTransaction(self.engine, "DbSession") as transaction:
+    async def _transact(self, operation: Callable[..., T], args: Sequence[Any], *, only_reads: bool) -> T:
+        transaction = DbTransaction(self.engine, "DbSession")
+        transaction.only_reads = only_reads
+        with transaction:
             return transaction.run(operation, *args)
 
     async def outside(self, operation: Callable[..., T], *args: Any) -> T:
@@ -139,11 +149,12 @@ class AsyncStoragePorts(StoragePorts):
     def _plain_engine(self) -> Engine:
         return self.engine.sync_engine
 
-    async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
+    async def _transact(self, operation: Callable[..., T], args: Sequence[Any], *, only_reads: bool) -> T:
         from onceward.db.session_asyncio import AsyncDbSession
 
         session = AsyncDbSession(self.engine)
         session.port.transaction.repeated = True
+        session.port.transaction.only_reads = only_reads
         async with session:
             return await session.run(operation, *args)
 

@@ -19,7 +19,9 @@ from onceward.console.backstage import Backstage
 from onceward.console.overview import row
 from onceward.deadletters import Burial, Category, DeadLetters
 from onceward.failures.records import FleetRecords
+from onceward.inbox import Inbox
 from onceward.limits.records import LimitRecords, Wish
+from onceward.outbox.queries import OutboxQueries
 from onceward.storage.database import BlockingStoragePorts
 from tests.integration.console.test_access import PASSWORD, Browser
 
@@ -284,3 +286,47 @@ def test_work_in_flight_is_shown_with_its_age_step_key_and_stack(shop: Shop) -> 
     assert "earlier at process" in shown
     assert "of another" not in shown
     assert f"key {ODD}" not in words(shop.browser(redact=("email",)).get("/consumers/notify").text)
+
+
+# ── a database that is locked ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def stuck(shop: Shop) -> Iterator[None]:
+    """A handler is stuck inside its transaction."""
+    Inbox(shop.engine).register(contract("billing"))
+    shop.letters.bury(
+        Burial(
+            consumer="billing", message_id="a", origin="orders.db", body=b"{}", category=Category.BUSINESS, reason="no"
+        )
+    )  # fmt: skip
+    with shop.engine.connect() as handler:
+        handler.exec_driver_sql("BEGIN IMMEDIATE")
+        yield
+        handler.exec_driver_sql("ROLLBACK")
+
+
+@pytest.mark.req("UI-29")
+@pytest.mark.usefixtures("stuck")
+def test_every_page_can_be_read_while_a_handler_is_stuck_in_its_transaction(shop: Shop) -> None:
+    browser = shop.browser()
+    [letter] = shop.letters.find()
+    pages = [
+        "/", "/consumers/charge", "/letters", f"/letters/{letter.id}", "/redrives", "/limits", "/outbox", "/audit",
+        "/search?id=a",
+    ]  # fmt: skip
+    for path in pages:
+        page = browser.get(path)
+        assert (page.status_code, "locked" in page.text) == (200, False), (path, words(page.text))
+
+
+@pytest.mark.req("UI-29")
+@pytest.mark.usefixtures("stuck")
+def test_an_inbox_and_an_outbox_can_be_looked_at_while_a_handler_is_stuck_in_its_transaction(
+    shop: Shop,
+) -> None:
+    inbox = Inbox(shop.engine)
+    assert [each["consumer_id"] for each in inbox.consumers()] == ["billing"]
+    assert (inbox.holds(), inbox.effects(in_doubt=True)) == ([], [])
+    assert OutboxQueries(shop.engine).counts() == {}
+    assert shop.letters.audit() == []

@@ -88,6 +88,7 @@ def test_a_transaction_can_be_looked_at_before_its_first_step(world: World) -> N
     assert task.begun() == {"t0": ""}
 
 
+@pytest.mark.req("UI-29")
 def test_what_runs_is_listed_before_what_waits_for_it() -> None:
     """The messages of a batch have the same age, and one that holds up the others is of most interest."""
     batch = [(Transaction(f"t{number}"), 0.0) for number in range(100)]

@@ -19,8 +19,9 @@ class Backend(Protocol):
     cancels_late: bool
     """Whether a cancel may reach a statement after the one it was meant for."""
 
-    def begin(self, connection: Connection) -> None:
-        """Begin a real transaction that includes reads and savepoints from the first statement on."""
+    def begin(self, connection: Connection, *, only_reads: bool = False) -> None:
+        """Begin a real transaction that includes reads and savepoints from the first statement on. One that only reads
+        need not wait for who is writing."""
 
     def check_files(self, connection: Connection) -> None:
         """Raise `FileLostError` if the files that this connection has open were deleted or replaced. Called after a

@@ -42,7 +42,7 @@ _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")  # t
 class PostgreSql:
     cancels_late = True
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: Connection, *, only_reads: bool = False) -> None:
         if getattr(connection.connection.dbapi_connection, "autocommit", False):
             raise ConfigurationError(
                 "the engine is set to AUTOCOMMIT, where every statement is its own transaction; "

@@ -49,7 +49,7 @@ go on with another file after that."""
 class Sqlite:
     cancels_late = False
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: Connection, *, only_reads: bool = False) -> None:
         driver: Any = connection.connection.driver_connection
         if driver.in_transaction and not _is_always_in_transaction(driver):
             raise SessionError(
@@ -63,11 +63,12 @@ class Sqlite:
         connection.begin()
         if driver.in_transaction:  # begun by autocommit=False or a listener, most likely as DEFERRED
             connection.exec_driver_sql("ROLLBACK")
+        words = "BEGIN" if only_reads else "BEGIN IMMEDIATE"
         try:
-            _do(connection, "BEGIN IMMEDIATE")
+            _do(connection, words)
         except sqlite3.DatabaseError as error:  # locked, or not a database
             kind = OperationalError if isinstance(error, sqlite3.OperationalError) else DatabaseError
-            raise kind("BEGIN IMMEDIATE", None, error) from error
+            raise kind(words, None, error) from error
         connection.info[_MARK] = driver.total_changes
         if _FILES not in connection.info:
             connection.info[_FILES] = _find_files(connection)
