@@ -7,7 +7,7 @@ import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +23,7 @@ from onceward.app.build import open_task
 from onceward.connectors.codec import decode, encode
 from onceward.connectors.postgresql import PostgreSqlConnector
 from onceward.connectors.urls import Address
-from onceward.deadletters import DeadLetters, Filter, Rca
+from onceward.deadletters import DeadLetters, EditRefusedError, Filter, Rca
 from onceward.inbox import Contract, InboxSession
 from onceward.inspection.balance import Balance
 from onceward.inspection.counts import Account, balance_of
@@ -35,14 +35,18 @@ FLAKY = "flaky"
 
 
 class World:
-    def __init__(self, folder: Path, source: str, redis: Redis | None = None) -> None:
+    def __init__(
+        self, folder: Path, source: str, redis: Redis | None = None, database: str | None = None
+    ) -> None:
         self.folder, self.source, self.redis = folder, source, redis
         self.database = folder / "shop.db"
+        """The inbox, unless it is elsewhere."""
+        self.place = database or f"sqlite:///{self.database}"
         self.sent: list[Transaction] = []
         self.appended = 0
         self.is_fixed = False
         self.tries: Counter[str] = Counter()
-        self.app = Onceward("shop", database=f"sqlite:///{self.database}")
+        self.app = Onceward("shop", database=self.place)
         contract = Contract(
             consumer_id="billing",
             event_types=["order", "order.other"],
@@ -59,12 +63,9 @@ class World:
                 raise ValueError("not now")
             session.execute("INSERT INTO effects (id) VALUES (:id)", {"id": transaction.id})
 
-        with closing(sqlite3.connect(self.database)) as database:
-            database.execute("CREATE TABLE effects (id TEXT NOT NULL)")
+        self.do("CREATE TABLE effects (id TEXT NOT NULL)")
         [self.consumer] = self.app.consumers.values()
-        self.account = Account(
-            self.consumer.source, "billing", f"sqlite:///{self.database}", contract=True, may_be_new=True
-        )
+        self.account = Account(self.consumer.source, "billing", self.place, contract=True, may_be_new=True)
 
     # ── what people do ──────────────────────────────────────────────────────────────────────────────────
 
@@ -108,9 +109,7 @@ class World:
         return balance_of(self.account)
 
     def letters(self, act: Callable[[DeadLetters], Any]) -> Any:
-        from sqlalchemy import create_engine
-
-        engine = create_engine(f"sqlite:///{self.database}")
+        engine = self.app.create_engine()
         try:
             return act(DeadLetters(engine))
         finally:
@@ -124,6 +123,15 @@ class World:
     def discard(self, letter_id: int) -> None:
         wanted = Filter(ids=(letter_id,))
         self.letters(lambda letters: letters.discard(wanted, reason="a test", operator="me"))
+
+    def correct(self, letter_id: int) -> None:
+        """Edit the payload of a letter."""
+        with open_task(self.app, self.consumer) as task, suppress(EditRefusedError):
+            self.letters(
+                lambda letters: letters.edit(
+                    letter_id, {"kind": GOOD, "edited": True}, task=task, cause="a test", operator="me"
+                )
+            )
 
     # ── what the oracle knows ───────────────────────────────────────────────────────────────────────────
 
@@ -173,6 +181,25 @@ class SqliteWorld(World):
     def execute(self, statement: str) -> int:
         with closing(sqlite3.connect(self.queue)) as queue, queue:
             return queue.execute(statement).rowcount
+
+
+class NamedWorld(SqliteWorld):
+    """A queue in the inbox's own file: a message leaves it in the transaction of its handler."""
+
+    def __init__(self, folder: Path) -> None:
+        self.queue = folder / "shop.db"
+        World.__init__(self, folder, f"sqlite:///{self.queue}?queue=orders&on_failure=dead_letter")
+
+    def waiting(self) -> set[str]:
+        rows = [
+            row
+            for name in ("messages", "dead_letters")
+            for row in self.ask(f"SELECT body FROM onceward_queue_orders_{name}")
+        ]
+        return {decode(body).id for (body,) in rows}
+
+    def execute(self, statement: str) -> int:
+        return super().execute(statement.replace("messages", "onceward_queue_orders_messages"))
 
 
 class RedisWorld(World):
@@ -239,11 +266,29 @@ class RedisWorld(World):
 class PostgreSqlWorld(World):
     TABLES = ("messages", "delayed", "dead_letters", "log", "totals", "forgotten")
 
-    def __init__(self, folder: Path, schema: Schema) -> None:
+    def __init__(self, folder: Path, schema: Schema, *, joint: bool = False) -> None:
+        """`joint`: the inbox is in the same schema, and a message leaves the queue in the transaction of its
+        handler."""
         self.schema = schema
         server, _, options = schema.plain_url.partition("?")
         self.url = schema.plain_url
-        super().__init__(folder, f"{server}/orders?{options}&on_failure=dead_letter")
+        self.joint = joint
+        source = f"{server}/orders?{options}&on_failure=dead_letter"
+        super().__init__(folder, source, database=self.url if joint else None)
+
+    def ask(self, query: str) -> list[Any]:
+        if not self.joint:
+            return super().ask(query)
+        table = query.partition(" FROM ")[2].split()[0]
+        if not self.schema.execute(f"SELECT to_regclass('{self.schema.name}.{table}') IS NOT NULL")[0][0]:
+            return []
+        return self.schema.execute(query.replace(f" FROM {table}", f" FROM {self.schema.name}.{table}"))
+
+    def do(self, statement: str) -> int:
+        if not self.joint:
+            return super().do(statement)
+        self.schema.execute(f"SET search_path = {self.schema.name}; {statement}; RESET search_path")
+        return 1
 
     def waiting(self) -> set[str]:
         if not self.exists:

@@ -38,8 +38,9 @@ Layer = Middleware | type[Middleware]
 
 def task_class(consumer: Consumer) -> type[Any]:
     """Return the task class of a consumer, with its name. Evidence is bound to the function's module, and to those of
-    the app's middleware."""
+    the app's middleware and of the services that the function takes."""
     function = consumer.function
+    services, taken = consumer.signature.injection
     owner = in_an_app(consumer)
     middleware = () if owner is None else tuple(owner[0].middleware)
     body = {
@@ -51,6 +52,7 @@ def task_class(consumer: Consumer) -> type[Any]:
         "outbox": consumer.outbox,
         "middleware": middleware,
         "injection": consumer.signature.injection,
+        "factories": tuple(each.function for each in services.in_order(taken.values())),
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
         "__doc__": function.__doc__,

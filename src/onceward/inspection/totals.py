@@ -82,6 +82,7 @@ class _Totals:
         self.pending = _sum(source.pending, letters.redriven)
         self.applied = self.duplicate = self.unassigned = 0
         self.is_surplus = False
+        self._account_for_letters(letters)
         if moved is None:
             self.handled = _sum(source.done, letters.resolved - letters.count)
         else:
@@ -92,6 +93,22 @@ class _Totals:
                     f"{say(moved, 'dead letter')} in the database by the source's count, but it has only "
                     f"{letters.count:,}: the others were copies, or were purged or lost"
                 )
+
+    def _account_for_letters(self, letters: LetterCounts) -> None:
+        """Compare the letters with the messages that ended as such, or, if the source does not count those, at all."""
+        source = self._source
+        ended = source.done if source.moved is None else source.moved
+        uncounted = 0 if ended is None else letters.count - ended - (source.dead or 0)
+        if uncounted <= 0:
+            return
+        if self.pending is not None and uncounted <= (source.pending or 0) - source.untouched:
+            self.pending -= uncounted  # stored, but the source does not know it yet
+            return
+        self.unknown.append(
+            f"the database has {uncounted:,} more {'dead letter' if uncounted == 1 else 'dead letters'} of this consumer "
+            "than the source has counted: the source was restored, or its consumer was deleted, and their messages may "
+            "come again"
+        )
 
     def compare(self, records: RecordCounts) -> None:
         """Split what was handled into applied and duplicates."""

@@ -18,10 +18,9 @@ from typing import Any, Literal
 
 import msgspec
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.sql import Select
 
 from onceward._sync import as_coroutine, as_function
-from onceward.db import operations
+from onceward.db import LockTimeoutError, operations
 from onceward.inbox import EffectRefused
 from onceward.outbox.outbox import HandlerSends
 from onceward.task.base import AsyncTask
@@ -33,8 +32,10 @@ from onceward.verify.watch.escapes import in_session
 from onceward.verify.watch.inheritance import note_writes
 from onceward.verify.watch.intrusions import Phase, Scope, during, during_effect, note_temporary
 from onceward.verify.watch.keys import ignores_key, waives_key
+from onceward.verify.watch.statements import is_query, only_reads
 
 _ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
+_WAITS = (operations.lock_row, operations.advisory_lock)
 _MAY_WRITE = (
     operations.execute,
     operations.execute_scalar,
@@ -42,8 +43,11 @@ _MAY_WRITE = (
     operations.fetch_all,
     operations.statement,
 )
-_READS = re.compile(r"\s*(select|values|show|pragma|savepoint|release|rollback\s+to)\b", re.IGNORECASE)
-
+_LOCKS = re.compile(
+    r"\bfor\s+(no\s+key\s+)?(update|(key\s+)?share)\b|\bpg_advisory_xact_lock(_shared)?\s*\(|^\s*lock\b",
+    re.IGNORECASE,
+)
+"""Statements that wait for a lock, and fail if it is not released in time."""
 
 Adapt = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -53,6 +57,7 @@ class DeliveryBoundary(StrEnum):
 
     BEFORE_DEDUP = "before the dedup decision"
     BEFORE_HANDLER = "before the handler"
+    LOCK_FAILS = "instead of lock"
     STATEMENT_FAILS = "instead of write"
     AFTER_WRITE = "after write"
     EFFECT_FAILS = "instead of effect"
@@ -63,6 +68,8 @@ class DeliveryBoundary(StrEnum):
 
 
 IN_EFFECTS = (DeliveryBoundary.EFFECT_FAILS, DeliveryBoundary.AFTER_EFFECT)
+STATEMENTS = (DeliveryBoundary.LOCK_FAILS, DeliveryBoundary.STATEMENT_FAILS)
+"""Statements that fail. A handler may try these again."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -91,9 +98,12 @@ class InjectedInEffect(Injected, ConnectionError, TimeoutError, LookupError, Val
     """Instead of an effect or after it. Whatever a handler catches around an effect, it catches this."""
 
 
-def handler_faults(writes: int, effects: int, action: Literal["raise", "kill"]) -> list[Fault]:
-    """Faults in and around a handler with this many writes and effects."""
+def handler_faults(
+    writes: int, effects: int, action: Literal["raise", "kill"], locks: int = 0
+) -> list[Fault]:
+    """Faults in and around a handler with this many writes, effects and locks."""
     found = [Fault(DeliveryBoundary.BEFORE_HANDLER, 0, action)] if action == "raise" else []
+    found += [Fault(DeliveryBoundary.LOCK_FAILS, number, action) for number in range(1, locks + 1)]
     for number in range(1, effects + 1):
         if action == "raise":
             found.append(Fault(DeliveryBoundary.EFFECT_FAILS, number, action))
@@ -124,11 +134,14 @@ class Probe:
         """Begin a new delivery."""
         self.fault = fault
         self.writes = 0
+        self.locks = 0
         self.effects = 0
         self.touched = False
         """Whether a write affected a row."""
         self.called = False
         """Whether the handler was called."""
+        self.has_struck = False
+        """Whether the fault was raised."""
         self.fired_inside = False
         """Whether the fault was raised by a call that the handler made."""
         self.swallowed = False
@@ -153,8 +166,10 @@ class Probe:
         self.returned = False
         """Whether the handler returned."""
 
-    def reach(self, boundary: DeliveryBoundary, number: int = 0, *, inside: bool = False) -> None:
-        """Raise or kill, if the fault of this delivery belongs here."""
+    def reach(
+        self, boundary: DeliveryBoundary, number: int = 0, *, inside: bool = False, waits: bool = False
+    ) -> None:
+        """Raise or kill, if the fault of this delivery belongs here. `waits`: in a helper that waits for a lock."""
         fault = self.fault
         if fault is None or not fault.hits(boundary, number):
             return
@@ -165,10 +180,12 @@ class Probe:
         if fault.action == "hold":
             self.hold()
             return
-        self.fired_inside = inside
+        self.has_struck, self.fired_inside = True, inside
         kind = InjectedInEffect if boundary in IN_EFFECTS else Injected
         error = kind(f"raised by the verification {fault}")
-        if boundary is DeliveryBoundary.STATEMENT_FAILS:
+        if waits:
+            raise LockTimeoutError(str(error))
+        if boundary in STATEMENTS:
             raise _failed_statement(self._drivers())("a statement of the handler", None, error)
         raise error
 
@@ -240,7 +257,8 @@ class Probe:
                 result = await run(operation, *args, **more)
             if number:
                 changed = getattr(result, "rowcount", result)  # an ORM or a driver gets its own result
-                self.touched |= bool(changed) and changed != -1  # -1: unknown, as for CREATE TABLE
+                # -1: unknown, as for CREATE TABLE. A query returns rows, whatever its functions do.
+                self.touched |= bool(changed) and changed != -1 and not is_query(str(args[0]))
                 self.reach(DeliveryBoundary.AFTER_WRITE, number, inside=True)
             return result
 
@@ -265,6 +283,7 @@ class Probe:
                             self.misjudged.append(name)
                         raise
                     finally:
+                        self.has_struck |= effect.lost is not None
                         if effect.rekeyed is not None:
                             self.rekeyed.append(effect.rekeyed)
                 note_left_by_effect(name, scope)
@@ -304,6 +323,10 @@ class Probe:
 
     def _before(self, operation: Any, args: tuple[Any, ...]) -> int:
         """The number of the write that is about to happen; 0 if the operation only reads."""
+        waits = operation in _WAITS
+        if waits or (operation in _MAY_WRITE and _LOCKS.search(str(args[0]))):
+            self.locks += 1
+            self.reach(DeliveryBoundary.LOCK_FAILS, self.locks, inside=True, waits=waits)
         if not _writes(operation, args):
             return 0
         self.writes += 1
@@ -335,7 +358,4 @@ def _sends(operation: Any) -> bool:
 def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
     if operation in _ALWAYS_WRITES or _sends(operation):
         return True
-    if operation not in _MAY_WRITE:
-        return False
-    sql = args[0]
-    return not (isinstance(sql, Select) or _READS.match(str(sql)))
+    return operation in _MAY_WRITE and not only_reads(str(args[0]))

@@ -22,6 +22,7 @@ from onceward.app.lifespan import open_services_async
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.inbox import AsyncInbox, Inbox
 from onceward.outbox.outbox import Place
+from onceward.task.groups import pace, together
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.work import Outcome, OutcomeStatus
@@ -50,6 +51,8 @@ class Delivery(msgspec.Struct, frozen=True):
     called: bool = False
     """Whether the handler was called."""
     writes: int = 0
+    locks: int = 0
+    """Statements that wait for a lock."""
     effects: int = 0
     touched: bool = False
     """Whether a write of the handler affected a row, even if it left it as it was."""
@@ -185,6 +188,8 @@ class Stage:
         again = {"retry": {"max_attempts": 2}}
         loop = {"batch": {"size": len(events)}, "concurrency": {"value": at_once}}
         policy = ConsumerPolicy.model_validate({"loop": loop, "steps": {"process": again, "success": again}})
+        for module, limit in ((together, "LONGEST"), (pace, "QUICK")):
+            setattr(module, limit, self.plan.options.timeout)  # no machine is too slow for a group
         until = time.monotonic() + self.plan.options.timeout
         while feed.left and time.monotonic() < until:
             with during(Phase.EARLY, processor=self.inbox.processor):
@@ -254,6 +259,7 @@ class Stage:
                 return found
             if found[-1].status is OutcomeStatus.POSTPONED:
                 await self.sleep(POSTPONED_FOR)
+                fault = None if task.probe_of_verification.has_struck else fault
             elif fault is None:
                 return found
             else:
@@ -341,6 +347,7 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         outcome.duplicate,
         probe.called,
         probe.writes,
+        probe.locks,
         probe.effects,
         probe.touched,
         "" if error is None else _text(error.__cause__ or error),

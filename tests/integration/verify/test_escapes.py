@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from sqlalchemy import Engine
 
-from onceward import AsyncConsumerTask, ConsumerTask, Transaction
+from onceward import AsyncConsumerTask, ConsumerTask, Onceward, Transaction
 from onceward.verify import ScenarioStatus, VerificationReport, examine_consumer
-from tests.verification.consumers import EVENTS, INSERT, contract, setup, values
+from tests.verification.consumers import EVENTS, INSERT, contract, setup
+from tests.verification.consumers import values as values_of
 
 pytestmark = pytest.mark.req("CC-087")
 
@@ -18,7 +21,7 @@ class Escapes(ConsumerTask):
     contract = contract()
 
     def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
-        session.execute(INSERT, values(transaction))
+        session.execute(INSERT, values_of(transaction))
         self.escape(session, self.services["statement"])
 
     def escape(self, session: Any, statement: str) -> None:
@@ -39,7 +42,7 @@ class EscapesAsynchronously(AsyncConsumerTask):
     contract = contract()
 
     async def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
-        await session.execute(INSERT, values(transaction))
+        await session.execute(INSERT, values_of(transaction))
         await session.execute(self.services["statement"])
 
 
@@ -143,6 +146,7 @@ LASTING = "it outlives the transaction on its connection"
         ("SELECT pg_advisory_xact_lock(7)", None),
         pytest.param("SET LOCAL synchronous_commit = on", None, marks=pytest.mark.long),
         pytest.param("SET CONSTRAINTS ALL DEFERRED", None, marks=pytest.mark.long),
+        ("CREATE UNLOGGED TABLE IF NOT EXISTS seen (id TEXT)", "empties an unlogged table"),
     ],
 )
 def test_what_outlives_the_transaction_on_its_connection_is_found(
@@ -198,3 +202,70 @@ def test_a_write_to_the_records_of_the_inbox_is_found(statement: str, found: boo
     result = examine(Escapes, statement, None)["outside-calls"]
     assert result.result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED), str(result)
     assert (OWN in str(result)) is found
+
+
+class BindsValues(Escapes):
+    def escape(self, session: Any, statement: str) -> None:
+        values = self.services["values"]
+        session.fetch_all(statement, dict(zip("abc", values, strict=False)))
+
+
+app = Onceward("shop", database="postgresql://localhost/shop")
+
+
+@app.service(outside=False)
+def statement() -> str:
+    return ""
+
+
+@app.service(outside=False)
+def values() -> list[Any]:
+    return []
+
+
+@app.consumer("memory://bound", contract=contract(event_types=["*"]))
+def bind_in_the_driver(order: dict[str, Any], db: psycopg.Connection[Any], statement, values) -> None:  # type: ignore[no-untyped-def]
+    db.execute("INSERT INTO bills VALUES ('1', %s)", [order["total"]])
+    db.execute(statement, values)
+
+
+SET, NAMED = "SELECT set_config(:a, :b, :c) AS x", "SELECT set_config(%s, %s, %s)"
+FOREIGN = (
+    "CREATE FOREIGN DATA WRAPPER elsewhere",
+    "CREATE SERVER other FOREIGN DATA WRAPPER elsewhere",
+    "CREATE FOREIGN TABLE remote_bills (id TEXT) SERVER other",
+)
+
+
+def with_foreign_table(engine: Engine) -> None:
+    setup(engine)
+    with engine.begin() as connection:
+        for each in FOREIGN:
+            connection.exec_driver_sql(each)
+
+
+@pytest.mark.req("CC-163")
+@pytest.mark.parametrize(
+    ("consumer", "statement", "values", "expected"),
+    [
+        (BindsValues, SET, ["app.tenant", "a", True], None),
+        (BindsValues, SET, ["app.tenant", "a", False], LASTING),
+        (BindsValues, SET, ["synchronous_commit", "off", True], "can lose the commit"),
+        (bind_in_the_driver, NAMED, ["app.tenant", "a", True], None),
+        (bind_in_the_driver, NAMED, ["app.tenant", "a", False], LASTING),
+        (bind_in_the_driver, "INSERT INTO remote_bills VALUES (%s)", ["1"], "writes to the foreign table"),
+    ],
+)
+def test_bound_values_count_and_so_do_statements_of_the_driver(
+    consumer: Any, statement: str, values: list[Any], expected: str | None, postgres_url: str
+) -> None:
+    result = examine_consumer(
+        consumer,
+        EVENTS[:1],
+        setup=with_foreign_table,
+        services={"statement": statement, "values": values},
+        database=postgres_url,
+        only=["outside-calls"],
+    )["outside-calls"]
+    assert result.result is (ScenarioStatus.FAILED if expected else ScenarioStatus.PASSED), str(result)
+    assert expected is None or expected in str(result)

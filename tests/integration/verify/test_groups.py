@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from onceward import ConsumerTask, Onceward, Transaction
 from onceward.db.backends.sqlite import Sqlite
 from onceward.inbox.commits.group import CommitGroup
 from onceward.inbox.evidence.proof import lacking
+from onceward.task.groups.together import LONGEST
 from onceward.testing.inbox.samples import contract
 from onceward.verify import examine_consumer
 from onceward.verify.report import ScenarioStatus
@@ -82,6 +84,32 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
 
         monkeypatch.setattr(CommitGroup, "_commit", roll_back_and_report)
     assert examine()["groups"].result is ScenarioStatus.FAILED
+
+
+class UsesWhatItsNeighborLeft(ConsumerTask):
+    """The table is dropped with the commit, which its neighbors share. So slow that a worker would close the group."""
+
+    contract = contract()
+    commit = "group"
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        time.sleep(LONGEST)
+        session.execute("CREATE TEMP TABLE IF NOT EXISTS new (id TEXT) ON COMMIT DROP")
+        session.execute("INSERT INTO new VALUES (:id)", {"id": transaction.id})
+        session.execute("INSERT INTO entries SELECT id FROM new")
+
+
+@pytest.mark.req("CC-161")
+@pytest.mark.parametrize("samples", [1, 3])
+def test_events_are_in_one_group_however_slow_they_are_and_however_few(
+    samples: int, postgres_url: str
+) -> None:
+    report = examine_consumer(
+        UsesWhatItsNeighborLeft, EVENTS[:samples], setup=setup, database=postgres_url, only=["groups"]
+    )
+    assert report["groups"].result is ScenarioStatus.FAILED, str(report)
+    assert "entries: " in str(report["groups"])
+    assert "too many: {id: 'order-0'}" in str(report["groups"])
 
 
 books = Onceward("books", database="sqlite:///books.db")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from onceward.app.build import task_class
 from onceward.inbox.evidence import distributions, modules
 from onceward.inbox.evidence.code_digest import Code, code_of
 from onceward.inbox.evidence.distributions import versions_in_use
@@ -140,6 +141,61 @@ def test_the_digest_covers_siblings_that_are_not_installed_and_nothing_else(proj
     assert project.code().digest == before.digest, "it does nothing"
     project.write("gd_shop/__init__.py", "import gd_sibling.rates\n\ngd_sibling.rates.RATE = 2\n")
     assert project.code().modules == (*COVERED[:2], "gd_shop", *COVERED[2:]), "it runs first"
+
+
+SHOP = """
+from onceward import Onceward
+app = Onceward("shop", database="sqlite:///nowhere.db")
+"""
+RATES = """
+from gd_app import app
+from gd_sibling.rates import RATE
+
+@app.service(outside=False)
+def rates():
+    return RATE
+"""
+BOOKS = """
+from gd_app import app
+from sqlalchemy.orm import Session
+
+@app.service(per="message", outside=False)
+def books(rates, session: Session):
+    return lambda order: session.execute("INSERT INTO bills VALUES (:id)", order)
+"""
+HANDLER = """
+from onceward import Contract
+from gd_app import app
+
+@app.consumer("memory://orders", contract=Contract(consumer_id="billing", event_types=["order"], owner_team="shop",
+                                                   idempotency_mechanism="one transaction"))
+def bill(order, books):
+    books(order)
+"""
+
+
+@pytest.mark.req("CC-157")
+def test_the_digest_covers_the_services_that_a_function_takes_and_those_that_they_take(
+    project: Project,
+) -> None:
+    for name, source in (("app", SHOP), ("rates", RATES), ("books", BOOKS), ("handler", HANDLER)):
+        project.write(f"gd_{name}.py", source)
+
+    def code() -> Code:
+        project.forget()
+        importlib.invalidate_caches()
+        for each in ("gd_rates", "gd_books", "gd_handler"):  # as the module that a run names does
+            importlib.import_module(each)
+        [consumer] = importlib.import_module("gd_app").app.consumers.values()
+        return code_of(task_class(consumer), consumer.contract)
+
+    before = code()
+    assert before.modules == ("gd_app", "gd_books", "gd_handler", "gd_rates", "gd_sibling.rates")
+    for name in ("books", "rates"):
+        path = project.source / f"gd_{name}.py"
+        path.write_text(f"{path.read_text()}\nCHANGED = True\n")
+        assert code().digest != before.digest, name
+        before = code()
 
 
 @pytest.mark.req("CC-068")

@@ -96,6 +96,24 @@ def test_a_letter_on_its_way_is_counted_once() -> None:
     assert (balance.dead, balance.holds) == (2, True)
 
 
+@pytest.mark.req("CC-162")
+@pytest.mark.parametrize("records", [None, RecordCounts(applied=0)])
+def test_more_letters_than_the_source_has_counted_leave_it_unknown(records: RecordCounts | None) -> None:
+    """Such as after its consumer was deleted: all messages are pending again, and their letters are still there."""
+    again = source(appended=5, done=0, moved=0, dead=0, pending=5, untouched=5)
+    balance = strike_totals(again, LetterCounts(open=2, discarded=1, deaths=3), records)
+    assert balance.verdict == "unknown"
+    assert "3 more dead letters of this consumer than the source has counted" in balance.unknown[0]
+
+
+@pytest.mark.req("CC-162")
+def test_a_letter_that_was_stored_while_its_message_was_counted_is_dead_and_not_pending() -> None:
+    balance = strike_totals(source(moved=0, dead=0, pending=4), LETTER, RecordCounts(applied=6))
+    assert balance.holds
+    assert (balance.dead, balance.pending) == (1, 3)
+    assert sums_up(balance)
+
+
 def test_what_is_applied_and_not_acknowledged_yet_is_applied() -> None:
     balance = strike_totals(source(), LETTER, RecordCounts(applied=7))
     assert (balance.applied, balance.pending, balance.holds) == (7, 1, True)

@@ -45,8 +45,8 @@ class Code(msgspec.Struct, frozen=True):
 
 
 def code_of(thing: Any, contract: Contract | None = None, also: Collection[str] = ()) -> Code:
-    """Return the code of a consumer's class or a handler, including its middleware and the upcasters and the model of
-    its contract."""
+    """Return the code of a consumer's class or a handler, including its middleware, the factories of its services, and
+    the upcasters and the model of its contract."""
     return code_from(roots_of(thing, contract), also)
 
 
@@ -65,6 +65,7 @@ def roots_of(thing: Any, contract: Contract | None = None) -> tuple[str, ...]:
     own = _plain(thing)
     parts: list[Any] = list(own.__mro__) if isinstance(own, type) else [own]
     parts += [part for each in getattr(own, "middleware", ()) for part in type(each).__mro__]
+    parts += map(_plain, getattr(own, "factories", ()))
     if contract is not None:
         parts += [*map(_plain, contract.upcasters.values()), contract.model]
     names = {module_of(part) for part in parts if part is not None}

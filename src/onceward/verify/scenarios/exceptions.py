@@ -10,7 +10,7 @@ from onceward._text import quantity
 from onceward.task.exceptions import UnrecordedError
 from onceward.verify import tables
 from onceward.verify.children import Hung
-from onceward.verify.faults import IN_EFFECTS, DeliveryBoundary, Fault, handler_faults
+from onceward.verify.faults import IN_EFFECTS, STATEMENTS, DeliveryBoundary, Fault, handler_faults
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery
 from onceward.verify.trial import DIFFERS, Assessment, Run, Trial, deliver_all, unsettled
@@ -22,7 +22,9 @@ MOST_FINDINGS = 4
 
 
 def exceptions(trial: Trial) -> Assessment:
-    faults = choose(trial, handler_faults(trial.most("writes"), trial.most("effects"), "raise"))
+    # On SQLite a session has all locks from its beginning.
+    locks = trial.most("locks") if trial.databases.backend == "postgresql" else 0
+    faults = choose(trial, handler_faults(trial.most("writes"), trial.most("effects"), "raise", locks))
     findings = _unanswered(trial)
     for fault in faults:
         run = trial.perform(lambda stage, fault=fault: deliver_all(stage, trial.plan.events, fault))  # type: ignore[misc]
@@ -107,7 +109,7 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
                 tuple(lines),
             )
         ]
-    if swallowed and fault.boundary is DeliveryBoundary.STATEMENT_FAILS and not fault.lasts:
+    if swallowed and fault.boundary in STATEMENTS and not fault.lasts:
         return _if_it_lasts(trial, fault)
     if not swallowed and fault.boundary is DeliveryBoundary.EFFECT_FAILS:
         for event, effect in _called(trial.deliveries) - _called(deliveries):

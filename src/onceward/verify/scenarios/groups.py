@@ -22,7 +22,7 @@ def groups(trial: Trial) -> Assessment:
     plan = trial.plan
     if commit_of(plan.consumer, plan.contract, trial.databases.backend) == "each":
         raise NotApplicable("its events are committed one by one")
-    if len(plan.events) < 2 and not _takes_large_batches(trial):
+    if len(plan.events) < 2 and not _takes_others(trial):
         raise NotApplicable("there is only one event")
     writes = sum(each.writes for each in trial.deliveries if each.succeeded)
     places = [Fault(DeliveryBoundary.AFTER_WRITE, number) for number in range(1, writes + 1)]
@@ -46,11 +46,13 @@ def _deliver(trial: Trial, fault: Fault | None) -> list[Finding]:
 
 
 def _deliver_many(trial: Trial) -> list[Finding]:
-    """A large batch of events like the samples: a handler that takes a list may stop before its end."""
+    """A large batch of events like the samples: a handler that takes a list may stop before its end. A group needs no
+    more than two."""
     plan = trial.plan
-    if not _takes_large_batches(trial):
+    most = MANY if getattr(plan.consumer, "takes_batches", False) else 2
+    if most <= len(plan.events) or not _takes_others(trial):
         return []
-    times = ceil(MANY / len(plan.events))
+    times = ceil(most / len(plan.events))
     more = [like(each, number) for number in range(1, times) for each in plan.events]
     events = [*plan.events, *more]
     alone = trial.perform(lambda stage: deliver_all(stage, events))
@@ -63,9 +65,9 @@ def _deliver_many(trial: Trial) -> list[Finding]:
     return _not_done(story, run.value) + (differs if lines else [])
 
 
-def _takes_large_batches(trial: Trial) -> bool:
-    plan = trial.plan
-    return bool(getattr(plan.consumer, "takes_batches", False)) and plan.contract.sequencing == "none"
+def _takes_others(trial: Trial) -> bool:
+    """Whether other events like the samples are for it: the producer's numbers say which come next."""
+    return trial.plan.contract.sequencing == "none"
 
 
 def _kill(trial: Trial, fault: Fault) -> tuple[list[Finding], bool]:

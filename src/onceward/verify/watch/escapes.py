@@ -6,10 +6,10 @@ Judged by its words. What a function of the user's does in the database is not s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onceward.verify.watch.statements import only_reads, plain_words
 
@@ -44,7 +44,7 @@ _OUTLIVES = tuple(
         (r"^set\s+(?!(local|transaction|constraints)\b)", "changes a setting of the connection"),
         (r"^(reset|discard)\b", "changes a setting of the connection"),
         (
-            r"\bset_config\s*\((?!(?:[^()]|\([^()]*\))*,\s*true\s*\))",
+            r"\bset_config\s*\((?!(?:[^()]|\([^()]*\))*,\s*true(?:\s*::\s*bool(?:ean)?)?\s*\))",
             "changes a setting of the connection",
         ),
         (r"\bpg_(try_)?advisory_lock(_shared)?\s*\(", "takes a lock of the connection"),
@@ -70,6 +70,9 @@ _LESS_DURABLE = re.compile(
     r"\bsynchronous_commit'?\s*(?:=|to|,)\s*'?(?!on\b|true\b|yes\b|1\b|remote_apply\b|default\b)\w+",
     re.IGNORECASE,
 )
+_UNLOGGED = re.compile(
+    r"^create\s+unlogged\s+table\b|^alter\s+table\b.*\bset\s+unlogged\b|^select\b.*\binto\s+unlogged\b", re.DOTALL
+)
 OUTLIVES = (
     "it outlives the transaction on its connection: the pool gives it to another event of this worker, after a "
     "rollback, too, and no other worker has it. Use SET LOCAL, set_config(…, true), ON COMMIT DROP, "
@@ -78,6 +81,10 @@ OUTLIVES = (
 NOT_DURABLE = (
     "a crash of the database server can lose the commit when the message is acknowledged already: the event is lost, "
     "and so is the record that it was done. Leave synchronous_commit on"
+)
+EMPTIED = (
+    "a crash of the database server empties an unlogged table, and leaves the records that its events are done: what "
+    "they wrote is lost. Leave UNLOGGED out"
 )
 OWN_TABLES = (
     "the inbox decides by these records what has been done, and a changed one lets an event run again, or never. "
@@ -97,6 +104,9 @@ _TARGET = re.compile(
     r"([\w.]+)"
 )
 _CREATES = re.compile(r"^(?:create|drop|alter)\s+\w+\s+(?:if\s+(?:not\s+)?exists\s+)?([\w.]+)")
+
+_PLACEHOLDER = re.compile(r"%%|%(?:\((\w+)\))?[sbt]")
+MOST_OF_A_TEXT = 200
 
 _in_session: ContextVar[bool] = ContextVar("onceward_in_session", default=False)
 _attached: set[str] = set()
@@ -127,6 +137,26 @@ def in_session() -> Iterator[None]:
         _in_session.reset(token)
 
 
+def with_values(sql: str, values: Any) -> str:
+    """A statement with the flags and texts that are bound to it, as far as they matter here: of several rows, the
+    first."""
+    if isinstance(values, list) and values and isinstance(values[0], Mapping | tuple):
+        values = values[0]
+    in_order = iter(values if isinstance(values, list | tuple) else ())
+
+    def insert(found: re.Match[str]) -> str:
+        if found[0] == "%%":
+            return found[0]
+        named = values.get(found[1]) if found[1] and isinstance(values, Mapping) else None
+        value = named if found[1] else next(in_order, None)
+        if isinstance(value, bool):
+            return str(value).lower()
+        text = value[:MOST_OF_A_TEXT].replace("'", "''") if isinstance(value, str) else None
+        return found[0] if text is None else f"'{text}'"
+
+    return _PLACEHOLDER.sub(insert, sql)
+
+
 def escape_of(sql: str, foreign_tables: Callable[[], Collection[str]]) -> Escape | None:
     """What a statement of the handler does outside the session's transaction; None if it does nothing there."""
     if not _in_session.get():
@@ -142,6 +172,8 @@ def escape_of(sql: str, foreign_tables: Callable[[], Collection[str]]) -> Escape
             return Escape(_HTTP)
         if _LESS_DURABLE.search(sql) and not statement.startswith("show"):
             return Escape("makes its commit less durable", False, NOT_DURABLE)
+        if _UNLOGGED.search(statement):
+            return Escape("makes a table that is not durable", False, EMPTIED)
         if (lasting := _lasting(statement)) is not None:
             return lasting
         if _DBLINK.search(statement) and not _queries(sql):

@@ -26,7 +26,7 @@ from sqlalchemy import Engine, event
 
 import onceward
 from onceward.task.io_guard import NOT_THE_TASKS_DOING
-from onceward.verify.watch.escapes import EscapeError, dropped_by, escape_of
+from onceward.verify.watch.escapes import EscapeError, dropped_by, escape_of, with_values
 from onceward.verify.watch.statements import only_reads
 
 _OURS = str(Path(onceward.__file__).resolve().parent)
@@ -405,14 +405,16 @@ def _describe(name: str, arguments: tuple[Any, ...]) -> str | None:
     return None if text is None else text.format(*(f"{each!r:.200}" for each in arguments))
 
 
-def _statement(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-    note_escape(statement, sys._getframe(1), lambda: _foreign_tables(connection))
+def _statement(connection: Any, cursor: Any, statement: str, values: Any, *_: Any) -> None:
+    note_escape(statement, values, sys._getframe(1), lambda: _foreign_tables(connection))
     note_statement(statement, sys._getframe(1))
 
 
-def note_escape(statement: str, frame: FrameType, foreign_tables: Callable[[], Collection[str]]) -> None:
+def note_escape(
+    statement: str, values: Any, frame: FrameType, foreign_tables: Callable[[], Collection[str]]
+) -> None:
     """Record a statement of the session that does something outside its transaction, and do not run it."""
-    escape = escape_of(statement, foreign_tables)
+    escape = escape_of(with_values(statement, values), foreign_tables)
     if escape is None:
         _temporary.pop(dropped_by(statement), None)
         return

@@ -40,7 +40,7 @@ _PURE = """
     current_database current_date current_schema current_schemas current_setting current_time current_timestamp
     current_user currval date date_bin date_part date_trunc datetime decode dense_rank digest div encode every
     exp extract first_value floor format format_type gen_random_uuid generate_series generate_subscripts
-    greatest group_concat hex hmac ifnull iif initcap instr json julianday justify_days justify_hours lag
+    greatest group_concat hashtext hashtextextended hex hmac ifnull iif initcap instr json julianday justify_days justify_hours lag
     last_insert_rowid last_value lastval lead least length ln log log10 lower lpad ltrim make_date make_interval
     make_time make_timestamp make_timestamptz max md5 min mod mode now nth_value ntile nullif obj_description
     octet_length percent_rank percentile_cont percentile_disc position pow power printf quote quote_ident
@@ -65,6 +65,11 @@ def only_reads(sql: str) -> bool:
     return all(_reads(part.strip()) for part in plain_words(sql).split(";") if part.strip())
 
 
+def is_query(sql: str) -> bool:
+    """Whether every statement in the text asks for rows, whatever the functions do that it calls."""
+    return all(_asks(part.strip()) for part in plain_words(sql).split(";") if part.strip())
+
+
 def plain_words(sql: str) -> str:
     """Statements in lower case, without comments and quotes, and with empty texts."""
     return _NOISE.sub(lambda found: " " if found[0][0] in "-/" else "''", sql).replace('"', "").lower()
@@ -75,7 +80,11 @@ def _reads(statement: str) -> bool:
         statement = _EXPLAIN.sub("", statement, count=1)
     if _HARMLESS.match(statement):
         return not _unknown_calls(statement) or statement.startswith("pragma")
-    return bool(_QUERY.match(statement)) and not _WRITES.search(statement) and not _unknown_calls(statement)
+    return _asks(statement) and not _unknown_calls(statement)
+
+
+def _asks(statement: str) -> bool:
+    return bool(_QUERY.match(statement)) and not _WRITES.search(statement)
 
 
 def _unknown_calls(statement: str) -> bool:

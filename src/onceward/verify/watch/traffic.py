@@ -67,10 +67,17 @@ def _noting_statement(run: Any) -> Any:
         statement, frame = _as_text(query, cursor), sys._getframe(1)
         intrusions.note_statement(statement, frame, SQLALCHEMY)
         if not intrusions.is_through(frame, SQLALCHEMY):
-            intrusions.note_escape(statement, frame, tuple)
+            values = args[0] if args else more.get("params", more.get("params_seq"))
+            intrusions.note_escape(statement, values, frame, lambda: _foreign_tables(cursor))
         return run(cursor, query, *args, **more)
 
     return note_and_run
+
+
+def _foreign_tables(cursor: Any) -> set[str]:
+    """Asked below the cursor, which may be one of asyncio."""
+    found = cursor._conn.pgconn.exec_(intrusions.FOREIGN_TABLES.encode())
+    return {found.get_value(row, 0).decode() for row in range(found.ntuples)}
 
 
 def _as_text(query: Any, cursor: Any) -> str:
