@@ -6,9 +6,9 @@ inside a SELECT: PostgreSQL reads it once then, and uses the index up to there; 
 
 PostgreSQL plans by statistics, and those of this table are often wrong: from before a million rows came, or from while
 they came, when it has many pages and no row. So no statement leaves a choice. Rows are found by an index
-(`BY_INDEX_POSTGRESQL`) in a statement without a join, and changed by their numbers in another. Where the primary key has
-the wanted order, too, and would pass all rows of the table, a value is given as a range: `target >= x AND target <= x
-ORDER BY target, seq` is the order of one index only.
+(`BY_INDEX_POSTGRESQL`) in a statement without a join, and changed by their numbers in another. Where the primary key
+has the wanted order, too, and would pass all rows of the table, a value is given as a range: `target >= x AND target <=
+x ORDER BY target, seq` is the order of one index only.
 """
 
 from __future__ import annotations
