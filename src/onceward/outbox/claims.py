@@ -31,6 +31,8 @@ ROWS = 500
 """Messages in one claim, at most."""
 PROMOTED = 1000
 """Messages that become ready in one turn, at most, because they are due or their lease is over."""
+PAGES = 10
+"""Pages of `ROWS` messages that a turn puts behind others before it gives way to the other relays."""
 UNBLOCKED = 100
 """Messages of a key that come forward together."""
 SUSPECT = 2
@@ -111,7 +113,8 @@ class OutboxRows:
             self._has_clock = True
 
         def look(connection: Any) -> Outlook:
-            found = self._sql.on(connection, sql.LOOK.replace("{listed}", sql.LISTED[self.dialect])).one()
+            statement = sql.LOOK_SQLITE if self.dialect == "sqlite" else sql.LOOK_POSTGRESQL
+            found = self._sql.on(connection, statement).one()
             due = float("inf") if found.due is None else found.due - found.now
             over = float("inf") if found.over is None else found.over - found.steady
             targets = frozenset(json.loads(found.targets))
@@ -131,7 +134,12 @@ class OutboxRows:
     ) -> list[OutboxClaim]:
         """Claim messages of at most `size` targets, other than `without`. `targets` are those that a look has found.
         With `promote`, let messages that are due become ready first, whatever their targets."""
-        return self._transact(self._claim, size, without, promote, lease, owner, targets)
+        while True:
+            claims, gave_way = self._transact(
+                self._claim, size, without, promote, lease, owner, targets, turn=True
+            )
+            if claims or not gave_way:
+                return claims
 
     def extend(self, claims: Sequence[OutboxClaim], lease: float) -> list[OutboxClaim]:
         """Keep these for another lease. Return those that were lost, at least in part."""
@@ -149,7 +157,11 @@ class OutboxRows:
     def end(self, claim: OutboxClaim, ending: Ending, *, uncount: bool = False) -> int:
         """Record how the messages of a claim ended. Return how many are no longer ours. `uncount`: they were not even
         tried."""
-        return self._transact(self._end, claim, ending, uncount)
+        free_keys = {each.key for each in ending.published} | {
+            each.row.key for each in ending.failed if each.delay is None
+        }
+        keys = [key for key in free_keys if key is not None]
+        return self._transact(self._end, claim, ending, uncount, keys, turn=bool(keys))
 
     def dead(self, limit: int) -> list[dict[str, Any]]:
         return self._transact(lambda transaction: self._sql.all(transaction, sql.DEAD, limit=limit))
@@ -164,16 +176,17 @@ class OutboxRows:
 
     def unblock_stranded(self) -> int:
         def unblock(transaction: DbTransaction) -> int:
-            self._take_turn(transaction)
-            return self._sql.changed(transaction, sql.UNBLOCK_STRANDED)
+            stranded = sql.STRANDED_SQLITE if self.dialect == "sqlite" else sql.STRANDED_POSTGRESQL
+            return self._change(transaction, sql.BRING_FORWARD, self._find(transaction, stranded))
 
-        return self._transact(unblock)
+        return self._transact(unblock, turn=True)
 
     def purge(self, retention: float, limit: int) -> int:
         """Remove messages that were published so many seconds ago, at most `limit`. Return how many."""
 
         def purge(transaction: DbTransaction) -> int:
-            removed = self._change(transaction, sql.PURGE, None, retention=retention, limit=limit)
+            old = self._find(transaction, sql.OLD, retention=retention, limit=limit)
+            removed = self._change(transaction, sql.PURGE, old)
             add_up = sql.ADD_UP_SQLITE if self.dialect == "sqlite" else sql.ADD_UP_POSTGRESQL
             for statement in add_up:
                 self._sql.run(transaction, statement)
@@ -186,7 +199,9 @@ class OutboxRows:
             found = self._sql.on(connection, sql.BACKLOG).one()
             return Backlog(int(found.waiting), max(float(found.age or 0.0), 0.0))
 
-        return run_blocking(self._ports.outside(read))
+        if self.dialect == "sqlite":  # where a transaction is a turn
+            return run_blocking(self._ports.outside(read))
+        return self._transact(lambda transaction: read(transaction.connection))
 
     # ── inside a transaction ────────────────────────────────────────────────────────────────────────────
 
@@ -199,29 +214,31 @@ class OutboxRows:
         lease: float,
         owner: str | None,
         targets: Collection[str],
-    ) -> list[OutboxClaim]:
-        self._take_turn(transaction)
+    ) -> tuple[list[OutboxClaim], bool]:
+        """Return claims, and whether it gave way before it had looked at all messages."""
         if promote:
-            self._change(transaction, sql.PROMOTE_OVER, None, limit=PROMOTED)
-            self._change(transaction, sql.PROMOTE_DUE, None, limit=PROMOTED)
+            for which, become_ready in (sql.OVER, sql.PROMOTE_OVER), (sql.DUE, sql.PROMOTE_DUE):
+                self._change(transaction, become_ready, self._find(transaction, which, limit=PROMOTED))
             targets = self._sql.run(transaction, sql.TARGETS).scalars().all()
         wanted = [each for each in targets if each not in without]
         random.shuffle(wanted)  # so none is always the last
         claims: list[OutboxClaim] = []
+        gave_way = False
         for target in wanted:
             if len(claims) == size:
                 break
             seqs = self._choose(transaction, target)
+            gave_way |= seqs is None
             if seqs:
                 token = new_token(owner or "")
                 found = self._run(transaction, sql.CLAIM, seqs, token=token, lease=lease)
                 claims.append(OutboxClaim(token, target, tuple(sorted(Row(*each) for each in found))))
-        return claims
+        return claims, gave_way
 
-    def _choose(self, transaction: DbTransaction, target: str) -> list[int]:
-        """Return the numbers of the messages to claim. Those that must wait for another of their key are put
-        behind it."""
-        while True:
+    def _choose(self, transaction: DbTransaction, target: str) -> list[int] | None:
+        """Return the numbers of the messages to claim; None if there may be some after the pages that it looked at.
+        Those that must wait for another of their key are put behind it."""
+        for _ in range(PAGES):
             found = self._run(transaction, sql.CANDIDATES, None, target=target, limit=ROWS).all()
             counts = Counter(each.key for each in found if each.key is not None)
             blocked = (
@@ -237,6 +254,7 @@ class OutboxRows:
                 self._change(transaction, sql.PUT_BEHIND, behind)
             if free or not behind:
                 return _alone([(each.seq, each.lost) for each in free])
+        return None
 
     def _blocked(
         self, transaction: DbTransaction, target: str, counts: Counter[str], ours: set[int]
@@ -259,13 +277,14 @@ class OutboxRows:
                 first[key] = seq, state
         return first
 
-    def _end(self, transaction: DbTransaction, claim: OutboxClaim, ending: Ending, uncount: bool) -> int:
-        free_keys = {each.key for each in ending.published} | {
-            each.row.key for each in ending.failed if each.delay is None
-        }
-        free_keys.discard(None)
-        if free_keys:
-            self._take_turn(transaction)
+    def _end(
+        self,
+        transaction: DbTransaction,
+        claim: OutboxClaim,
+        ending: Ending,
+        uncount: bool,
+        free_keys: list[str],
+    ) -> int:
         token = claim.token
         changed = self._change(transaction, sql.PUBLISH, _seqs(ending.published), token=token)
         if changed:
@@ -276,7 +295,7 @@ class OutboxRows:
         for row, error, line, delay in ending.failed:
             values = {"seq": row.seq, "token": token, "error": error, "line": line, "delay": delay}
             changed += self._sql.changed(transaction, sql.BURY if delay is None else sql.FAIL, **values)
-        self._unblock(transaction, claim.target, [key for key in free_keys if key is not None])
+        self._unblock(transaction, claim.target, free_keys)
         return len(ending.published) + len(ending.failed) + len(ending.returned) - changed
 
     def _unblock(self, transaction: DbTransaction, target: str, keys: list[str]) -> None:
@@ -286,16 +305,14 @@ class OutboxRows:
             values = [(target, key, UNBLOCKED) for key in keys]
             transaction.connection.exec_driver_sql(sql.UNBLOCK_KEY_SQLITE, values)
         else:
-            self._sql.run(transaction, sql.UNBLOCK_KEYS_POSTGRESQL, target=target, keys=keys, limit=UNBLOCKED)
+            given = {"target": target, "keys": keys, "limit": UNBLOCKED}
+            following = self._find(transaction, sql.NEXT_OF_KEYS_POSTGRESQL, **given)
+            self._change(transaction, sql.BRING_FORWARD, following)
 
-    def _take_turn(self, transaction: DbTransaction) -> None:
-        """Wait for other relays to end their turn. On SQLite, a transaction is one."""
-        if self.dialect == "postgresql":
-            self._sql.run(transaction, sql.LOCK_POSTGRESQL, lock=LOCK)
+    def _find(self, transaction: DbTransaction, statement: str, **values: Any) -> list[int]:
+        return list(self._run(transaction, statement, None, **values).scalars())
 
-    def _change(
-        self, transaction: DbTransaction, statement: str, seqs: list[int] | None, **values: Any
-    ) -> int:
+    def _change(self, transaction: DbTransaction, statement: str, seqs: list[int], **values: Any) -> int:
         return 0 if seqs == [] else int(self._run(transaction, statement, seqs, **values).rowcount)
 
     def _run(self, transaction: DbTransaction, statement: str, seqs: list[int] | None, **values: Any) -> Any:
@@ -306,8 +323,17 @@ class OutboxRows:
             values["seqs"] = json.dumps(seqs) if self.dialect == "sqlite" else seqs
         return self._sql.run(transaction, full, **values)
 
-    def _transact(self, operation: Callable[..., T], *args: Any) -> T:
-        return run_blocking(self._ports.transact(operation, *args))
+    def _transact(self, operation: Callable[..., T], *args: Any, turn: bool = False) -> T:
+        """With `turn`, wait for other relays to end theirs. On SQLite, every transaction is one."""
+
+        def run(transaction: DbTransaction) -> T:
+            if self.dialect == "postgresql":
+                self._sql.run(
+                    transaction, sql.LOCK_POSTGRESQL if turn else sql.BY_INDEX_POSTGRESQL, lock=LOCK
+                )
+            return operation(transaction, *args)
+
+        return run_blocking(self._ports.transact(run))
 
 
 def _seqs(rows: Iterable[Row]) -> list[int]:

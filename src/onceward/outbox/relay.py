@@ -398,13 +398,19 @@ class Relay(Closing):
                 self._purge_at = now if full else now + PURGE_EVERY
             if now >= self._sweep_at:
                 self._rows.unblock_stranded()
-                self._sweep_at = now + SWEEP_EVERY
-            if now >= self._count_at:
+                self._sweep_at = _after(SWEEP_EVERY, now)
+            began = time.monotonic()
+            if began >= self._count_at:
                 self.backlog = self._rows.backlog()
-                took = time.monotonic() - now
-                self._count_at = now + max(COUNT_EVERY, 100 * took)
+                self._count_at = _after(COUNT_EVERY, began)
         except LockTimeoutError:
             return  # another time
+
+
+def _after(pause: float, began: float) -> float:
+    """When to do again what takes long if many messages wait: in a hundredth of the time, at most."""
+    now = time.monotonic()
+    return now + max(pause, 100 * (now - began))
 
 
 def _failure(row: Row, error: Exception, delay: float | None) -> SendFailure:

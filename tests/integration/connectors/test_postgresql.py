@@ -136,6 +136,81 @@ def test_ids_and_errors_that_postgresql_cannot_store_are_kept_readably(queue: Po
 # ── claims ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+CLAIM_TODAY = "onceward_queue_claim(text, integer, bigint, double precision, bigint)"
+EARLIER_CLAIM = """
+    CREATE FUNCTION {schema}.onceward_queue_claim(
+        given_queue text, given_limit integer, given_token bigint, given_lease double precision
+    ) RETURNS TABLE (found_seq bigint, found_body bytea, found_due double precision) LANGUAGE sql AS
+        $$ SELECT 1::bigint, NULL::bytea, 0::double precision $$
+"""
+
+
+def become_older(schema: Schema) -> None:
+    """Its queues have the function of an earlier onceward."""
+    schema.execute(f"DROP FUNCTION {schema.name}.{CLAIM_TODAY}")
+    schema.execute(EARLIER_CLAIM.format(schema=schema.name))
+
+
+@pytest.mark.req("PG-03")
+def test_queues_of_an_earlier_onceward_get_what_they_lack_and_keep_their_messages(
+    schema: Schema, queue: PostgreSqlConnector
+) -> None:
+    queue.dispatch_transactions(numbered(3))
+    assert payloads(queue, 1) == [0]
+    become_older(schema)
+    with PostgreSqlConnector(schema.plain_url, "orders") as later:
+        assert later.counts() == {"ready": 2, "leased": 1, "delayed": 0, "dead": 0}
+        assert later._rows.tables is not None
+        assert later._rows.tables.claims_at_once
+        assert payloads(later) == [1, 2]
+        with PostgreSqlConnector(schema.plain_url, "orders") as another:
+            another.dispatch_transactions(numbered(1))
+            assert payloads(another) == [0]
+    functions = schema.execute(
+        "SELECT pronargs FROM pg_proc WHERE proname = 'onceward_queue_claim' "
+        f"AND pronamespace = '{schema.name}'::regnamespace ORDER BY 1"
+    )
+    assert [tuple(each) for each in functions] == [(4,), (5,)], "a process of the earlier one goes on"
+
+
+@pytest.mark.req("PG-03")
+def test_a_role_that_may_create_nothing_uses_queues_of_an_earlier_onceward_as_they_are(
+    schema: Schema, queue: PostgreSqlConnector
+) -> None:
+    queue.dispatch_transactions(numbered(2))
+    become_older(schema)
+    role = f"user_{schema.name}"
+    schema.execute(f"CREATE ROLE {role} LOGIN")
+    schema.execute(f"GRANT USAGE ON SCHEMA {schema.name} TO {role}")
+    schema.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema.name} TO {role}")
+    try:
+        url = make_url(schema.plain_url).set(username=role).render_as_string(hide_password=False)
+        with PostgreSqlConnector(url, "orders") as other:
+            assert payloads(other) == [0, 1]
+            assert other._rows.tables is not None
+            assert not other._rows.tables.has_claim
+    finally:
+        schema.execute(f"DROP OWNED BY {role}")
+        schema.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.req("PG-04")
+def test_a_claim_of_new_messages_does_not_wait_for_the_disk_and_others_do(
+    queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    queue.dispatch_transactions(numbered(1))
+    with engine.connect() as connection:
+        assert connection.execute(text("SHOW synchronous_commit")).scalar_one() == "on"
+        connection.exec_driver_sql(
+            queue._rows.statement(statements.CLAIM), ("orders", 5, 1, 60.0, -1)
+        ).close()
+        assert connection.execute(text("SHOW synchronous_commit")).scalar_one() == "off"
+        connection.rollback()
+        assert connection.execute(text("SHOW synchronous_commit")).scalar_one() == "on"
+    assert payloads(queue) == [0]
+    assert queue._rows._call_alone("SHOW synchronous_commit", ()) == [("on",)]
+
+
 @pytest.mark.req("PG-04")
 def test_a_message_whose_transaction_commits_late_is_not_skipped(
     queue: PostgreSqlConnector, engine: Engine

@@ -83,6 +83,50 @@ LINES = (
 )
 """The lines of queues whose consumers keep order. `dead` is the number of the dead letter that holds its line."""
 
+CLAIM = f"""
+    CREATE FUNCTION onceward_queue_claim(
+        given_queue text, given_limit integer, given_token bigint, given_lease double precision, given_after bigint
+    ) RETURNS TABLE (found_seq bigint, found_body bytea, found_due double precision) {_BY_KEY} AS $$
+    DECLARE
+        message record;
+        moment double precision;
+        number integer := 0;
+    BEGIN
+        PERFORM onceward_queue_move_due(given_queue, given_limit);
+        moment := {NOW};
+        LOOP
+            FOR message IN
+                SELECT seq, token, deliveries, body FROM onceward_queue_messages
+                WHERE queue = given_queue AND seq > given_after AND leased_until <= moment
+                ORDER BY seq LIMIT given_limit FOR UPDATE SKIP LOCKED
+            LOOP
+                IF message.deliveries > 0 OR message.token IS NOT NULL THEN
+                    EXIT WHEN number > 0;
+                    found_due := -1;
+                    RETURN NEXT;
+                    RETURN;
+                END IF;
+                UPDATE onceward_queue_messages
+                SET leased_until = moment + given_lease, token = given_token, deliveries = 1
+                WHERE queue = given_queue AND seq = message.seq;
+                number := number + 1;
+                found_seq := message.seq;
+                found_body := message.body;
+                RETURN NEXT;
+            END LOOP;
+            EXIT WHEN number > 0 OR given_after < 0;
+            given_after := -1;
+        END LOOP;
+        IF number = 0 THEN
+            found_due := {{due}};
+            RETURN NEXT;
+        END IF;
+    END $$
+    """.replace("{due}", f"coalesce(({next_due('', 'given_queue')}), 'infinity')")
+"""All of a fetch in one statement, as long as no message of it was delivered before: about those, the caller decides in
+a transaction (`found_due` is -1 if the first is one). It begins after a given message, or else at the first one.
+Without any, it says when there will be one."""
+
 SCHEMA = (
     "CREATE TABLE onceward_queue_schema (version integer NOT NULL, id uuid NOT NULL)",
     f"INSERT INTO onceward_queue_schema VALUES ({VERSION}, gen_random_uuid())",
@@ -270,49 +314,7 @@ SCHEMA = (
         RETURN moved;
     END $$
     """,
-    # All of a fetch in one statement, as long as no message of it was delivered before: about those, the caller decides
-    # in a transaction (`found_due` is -1 if the first is one). It begins after a given message, or else at the first
-    # one. Without any, it says when there will be one.
-    f"""
-    CREATE FUNCTION onceward_queue_claim(
-        given_queue text, given_limit integer, given_token bigint, given_lease double precision, given_after bigint
-    ) RETURNS TABLE (found_seq bigint, found_body bytea, found_due double precision) {_BY_KEY} AS $$
-    DECLARE
-        message record;
-        moment double precision;
-        number integer := 0;
-    BEGIN
-        PERFORM onceward_queue_move_due(given_queue, given_limit);
-        moment := {NOW};
-        LOOP
-            FOR message IN
-                SELECT seq, token, deliveries, body FROM onceward_queue_messages
-                WHERE queue = given_queue AND seq > given_after AND leased_until <= moment
-                ORDER BY seq LIMIT given_limit FOR UPDATE SKIP LOCKED
-            LOOP
-                IF message.deliveries > 0 OR message.token IS NOT NULL THEN
-                    EXIT WHEN number > 0;
-                    found_due := -1;
-                    RETURN NEXT;
-                    RETURN;
-                END IF;
-                UPDATE onceward_queue_messages
-                SET leased_until = moment + given_lease, token = given_token, deliveries = 1
-                WHERE queue = given_queue AND seq = message.seq;
-                number := number + 1;
-                found_seq := message.seq;
-                found_body := message.body;
-                RETURN NEXT;
-            END LOOP;
-            EXIT WHEN number > 0 OR given_after < 0;
-            given_after := -1;
-        END LOOP;
-        IF number = 0 THEN
-            found_due := {{due}};
-            RETURN NEXT;
-        END IF;
-    END $$
-    """.replace("{due}", f"coalesce(({next_due('', 'given_queue')}), 'infinity')"),
+    CLAIM,
     *LINES,
 )
 
@@ -324,8 +326,8 @@ TABLES = tuple(
 _FIND = """
     SELECT quote_ident(n.nspname),
         to_regprocedure(quote_ident(n.nspname)
-            || '.onceward_queue_claim(text, integer, bigint, double precision, bigint)') IS NOT NULL
-            AND current_setting('default_transaction_isolation') = 'read committed'
+            || '.onceward_queue_claim(text, integer, bigint, double precision, bigint)') IS NOT NULL,
+        current_setting('default_transaction_isolation') = 'read committed'
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass('onceward_queue_schema')
 """
@@ -341,10 +343,14 @@ IDENTITY = f"CAST(id AS text), {_PLACE}"
 class QueueTables:
     """Where the tables are. `schema` is quoted, and `database` is what `IDENTITY` says."""
 
-    def __init__(self, schema: str, database: tuple[str, ...], claims_at_once: bool) -> None:
+    def __init__(
+        self, schema: str, database: tuple[str, ...], has_claim: bool, is_read_committed: bool
+    ) -> None:
         self.schema = schema
         self.database = database
-        self.claims_at_once = claims_at_once
+        self.has_claim = has_claim
+        """Whether the function `CLAIM` is there. Queues of an early onceward have another."""
+        self.claims_at_once = has_claim and is_read_committed
         """Whether a claim may be one statement outside of a transaction."""
 
 
@@ -366,7 +372,7 @@ def find_tables(connection: Connection) -> QueueTables | None:
     found = connection.exec_driver_sql(_FIND).one_or_none()
     if found is None:
         return None
-    schema, claims_at_once = found
+    schema, *can_claim = found
     version, *database = connection.exec_driver_sql(
         f"SELECT version, {IDENTITY} FROM {schema}.onceward_queue_schema"
     ).one()
@@ -375,7 +381,7 @@ def find_tables(connection: Connection) -> QueueTables | None:
             f"the queues of this database were created by a newer onceward (schema {version}; this one supports up to "
             f"{VERSION}); upgrade onceward"
         )
-    return QueueTables(schema, tuple(database), claims_at_once)
+    return QueueTables(schema, tuple(database), *can_claim)
 
 
 def create_tables(connection: Connection, place: str) -> QueueTables:
@@ -394,6 +400,27 @@ def create_tables(connection: Connection, place: str) -> QueueTables:
     found = find_tables(connection)
     assert found is not None
     return found
+
+
+def add_claim(connection: Connection, tables: QueueTables) -> QueueTables:
+    """Give older tables the function that claims, inside a transaction. A role that may not do so uses them as they
+    are, with more statements for a claim."""
+    from sqlalchemy.exc import DBAPIError
+
+    connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
+    found = find_tables(connection)
+    if found is None or found.has_claim:
+        return found or tables
+    try:
+        with connection.begin_nested():
+            connection.exec_driver_sql(f"SET LOCAL search_path TO {tables.schema}")
+            connection.exec_driver_sql(CLAIM)
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != DENIED:
+            raise
+        return tables
+    connection.exec_driver_sql("SET LOCAL search_path TO DEFAULT")
+    return find_tables(connection) or tables
 
 
 def _refusal(error: DBAPIError, place: str) -> Exception:

@@ -102,7 +102,12 @@ BEHIND = """
 LEASE = "SELECT {s}.onceward_queue_lease(%s, %s::bigint[], %s::integer[], %s::integer[], %s, %s)"
 MOVE_DUE = "SELECT {s}.onceward_queue_move_due(%s, %s)"
 NEXT_DUE = next_due("{s}.", "%(queue)s")
-CLAIM = "SELECT * FROM {s}.onceward_queue_claim(%s, %s, %s, %s, %s)"
+CLAIM = """
+    SELECT found.* FROM (SELECT set_config('synchronous_commit', 'off', true)) AS setting,
+        LATERAL {s}.onceward_queue_claim(%s, %s, %s, %s, %s) AS found
+"""
+"""It does not wait for the disk. A worker that dies loses no claim. A server that dies does: those of the last half
+second that nothing was committed after. Their messages are delivered as if for the first time."""
 NOTIFY = "SELECT pg_notify(%s, '')"
 EXTEND = "SELECT {s}.onceward_queue_extend(%s, %s::bigint[], %s::bigint[], %s)"
 RELEASE = f"""

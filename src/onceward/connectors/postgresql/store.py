@@ -23,7 +23,14 @@ from onceward.connectors.postgresql import statements as sql
 from onceward.connectors.postgresql.direct_connection import DirectConnection
 from onceward.connectors.postgresql.join import is_joint
 from onceward.connectors.postgresql.lines import PostgreSqlLines
-from onceward.connectors.postgresql.schema import BATCH, CHANNEL, QueueTables, create_tables, find_tables
+from onceward.connectors.postgresql.schema import (
+    BATCH,
+    CHANNEL,
+    QueueTables,
+    add_claim,
+    create_tables,
+    find_tables,
+)
 from onceward.connectors.postgresql.vacuum import QueueVacuum
 from onceward.db.calls import CALLS
 from onceward.db.engines import connect_arguments, hide_values
@@ -102,6 +109,9 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
                 if self._tables is None:
                     with connection.begin():
                         self._tables = create_tables(connection, self.place)
+                elif not self._tables.has_claim:
+                    with connection.begin():
+                        self._tables = add_claim(connection, self._tables)
             yield connection
 
     @property

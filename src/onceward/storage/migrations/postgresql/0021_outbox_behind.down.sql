@@ -1,0 +1,3 @@
+DROP FUNCTION onceward_outbox_look();
+
+DROP INDEX onceward_outbox_behind;

@@ -1,0 +1,1 @@
+DROP INDEX onceward_outbox_behind;
