@@ -71,23 +71,34 @@ class OrderRule(msgspec.Struct, frozen=True):
 
     def find_key(self, transaction: Transaction) -> str:
         """The key of an event, or raise `NoKey` with the reason why it has none."""
-        if isinstance(self.by, str):
-            found: Any = transaction.payload
-            for part in self.by.split("."):
-                is_mapping = type(found) is dict or isinstance(found, Mapping)  # the second is slow
-                found = found.get(part) if is_mapping else getattr(found, part, None)
-        else:
-            try:
-                found = self.by(transaction.payload)
-            except Exception as error:
-                raise NoKey(f"{self.name} raised {type(error).__name__}") from error
+        by, payload = self.by, transaction.payload
+        is_plain = type(by) is str and type(payload) is dict and "." not in by  # usually; this runs for every event
+        found = payload.get(by) if is_plain else self._value_in(payload)
+        kind = type(found)
+        if kind is str or kind is int:
+            key = str(found)
+            if key and key.isascii() and "\0" not in key and len(key) <= LONGEST_KEY:
+                return key
         if isinstance(found, bool) or not isinstance(found, _KEYS) or found == "":
-            what = "it is empty" if found in ("", None) else f"it is of type {type(found).__name__}"
+            what = "it is empty" if found in ("", None) else f"it is of type {kind.__name__}"
             raise NoKey(f"{self.name} is not a text, a whole number or a UUID: {what}")
         key = storable(str(found))
         if len(key) <= LONGEST_KEY:
             return key
         return f"{key[:LONGEST_KEY]}…{hashlib.sha256(key.encode()).hexdigest()}"
+
+    def _value_in(self, payload: Any) -> Any:
+        by = self.by
+        if not isinstance(by, str):
+            try:
+                return by(payload)
+            except Exception as error:
+                raise NoKey(f"{self.name} raised {type(error).__name__}") from error
+        found = payload
+        for part in by.split("."):
+            is_mapping = type(found) is dict or isinstance(found, Mapping)  # the second is slow
+            found = found.get(part) if is_mapping else getattr(found, part, None)
+        return found
 
 
 def check_order(

@@ -84,8 +84,8 @@ def postgres(postgres_url: str) -> Iterator[str]:
         yield schema.plain_url
 
 
-@pytest.mark.req("OR-08")
-def test_a_fetch_from_postgresql_does_not_pass_newcomers(postgres: str) -> None:
+def rows_read_from(postgres: str, act: Callable[[], object]) -> int:
+    """How many rows PostgreSQL reads meanwhile in the tables of queues, by connections that `act` closes."""
     engine = create_engine(postgres, poolclass=NullPool)
 
     def rows_read() -> int:
@@ -96,16 +96,51 @@ def test_a_fetch_from_postgresql_does_not_pass_newcomers(postgres: str) -> None:
             )
             return int(connection.execute(found).scalar_one())
 
-    def read_by_a_fetch(unlined: int) -> int:
-        with PostgreSqlConnector(postgres, f"q{unlined}") as connector:
-            connector.keep_order(key_of, hold_dead=True)
+    before = rows_read()
+    act()
+    return rows_read() - before
+
+
+@contextmanager
+def postgresql_queue(url: str, name: str) -> Iterator[PostgreSqlConnector]:
+    with PostgreSqlConnector(url, name) as connector:
+        connector.keep_order(key_of, hold_dead=True)
+        yield connector
+
+
+@pytest.mark.req("OR-08")
+def test_a_fetch_from_postgresql_does_not_pass_newcomers(postgres: str) -> None:
+    def read_with(unlined: int) -> int:
+        with postgresql_queue(postgres, f"q{unlined}") as connector:
             dispatch(connector, unlined, 500)
             fetch_and_end(connector, 1)
-        before = rows_read()
-        with PostgreSqlConnector(postgres, f"q{unlined}") as connector:
-            connector.keep_order(key_of, hold_dead=True)
-            fetch_and_end(connector)
-        return rows_read() - before
 
-    few = read_by_a_fetch(FEW)
-    assert read_by_a_fetch(MANY) < 2 * few
+        def act() -> None:
+            with postgresql_queue(postgres, f"q{unlined}") as connector:
+                fetch_and_end(connector)
+
+        return rows_read_from(postgres, act)
+
+    few = read_with(FEW)
+    assert read_with(MANY) < 2 * few
+
+
+@pytest.mark.req("OR-08")
+def test_a_fetch_from_postgresql_does_not_pass_those_in_line(postgres: str) -> None:
+    def read_with(stuck: int) -> int:
+        with postgresql_queue(postgres, f"q{stuck}") as connector:
+            dispatch(connector, stuck, 1, "stuck")
+            assert len(connector.fetch_transactions(100)) == 1
+            assert connector.fetch_transactions(100) == []
+            dispatch(connector, FEW, 250)
+            fetch_and_end(connector, 1)
+
+        def act() -> None:
+            with postgresql_queue(postgres, f"q{stuck}") as connector:
+                dispatch(connector, 1, 1, "stuck")
+                fetch_and_end(connector)
+
+        return rows_read_from(postgres, act)
+
+    few = read_with(10)
+    assert read_with(MANY) < 2 * few

@@ -325,3 +325,38 @@ def test_the_first_ids_behind_a_letter_are_known_in_asyncio(redis_url: str, stre
     assert behind["a"].waiting == 3
     assert behind["b"].waiting == 0
     assert set(behind["a"].ids) <= {each.id for each in sent[1:]}
+
+
+@pytest.mark.req("OR-01")
+def test_a_fetch_of_thousands_lines_up_all_of_them(open_: Open, stream: str, client: redis.Redis) -> None:
+    connector = open_()
+    send(connector, "a1")
+    (first,) = fetch(connector).values()
+    send(connector, *(f"b{number}" for number in range(7000)))
+
+    assert list(fetch(connector, 5000)) == ["b0"]
+    end(connector, Verdict.DONE, first)
+    assert not fetch(connector, 5000)  # the first fetch may have had no time for all
+    assert client.xpending(stream, "onceward")["pending"] == 7000
+    assert client.hlen(f"{{{stream}}}:onceward:keys") == 7000
+
+
+@pytest.mark.req("OR-08")
+def test_a_fetch_from_redis_does_not_pass_those_in_line(
+    open_: Open, stream: str, client: redis.Redis
+) -> None:
+    def commands_behind(stuck: int) -> int:
+        client.delete(*client.keys(f"*{stream}*"), stream)
+        connector = open_()
+        send(connector, *(f"s{number}" for number in range(stuck)))
+        assert list(fetch(connector, 2000)) == ["s0"]
+        assert not fetch(connector, 2000)
+        send(connector, *(f"{key}{number}" for number in range(20) for key in "abcdefgh"))
+        client.config_resetstat()
+        for _ in range(10):
+            end(connector, Verdict.DONE, *fetch(connector, 8).values())
+        calls = client.info("commandstats")
+        return sum(each["calls"] for name, each in calls.items() if name.startswith("cmdstat_"))
+
+    few = commands_behind(10)
+    assert commands_behind(3000) <= few * 1.1

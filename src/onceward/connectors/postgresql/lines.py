@@ -58,7 +58,8 @@ class PostgreSqlLines:
 
     def line_up(self, newcomers: Sequence[tuple[int, str | None]], now: float) -> Sequence[bool]:
         keys = [key for _, key in newcomers]
-        taken = self._run(sql.LINES_OF, (self.queue, list({key for key in keys if key is not None})))
+        known = {key for key in keys if key is not None}
+        taken = self._run(sql.LINES_OF, {"queue": self.queue, "keys": list(known)})
         first = are_first(newcomers, {key for (key,) in taken})
         places = [seq for seq, _ in newcomers]
         self._run(sql.LINE_UP, (self.queue, places, keys, first)).close()

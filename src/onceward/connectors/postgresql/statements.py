@@ -8,9 +8,12 @@ from onceward.connectors.postgresql.schema import NOW, ROW, next_due
 
 BEGIN = """
     SELECT set_config('lock_timeout', %s, true), set_config('enable_seqscan', 'off', true),
-        set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)
+        set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true),
+        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
+        set_config('enable_material', 'off', true)
 """
-"""Every statement here finds its rows by an index. A plan from when a table was small must do so, too: it is kept."""
+"""Every statement here finds its rows by an index, and joins by looking up each row: other joins read all that wait in
+line. A plan from when a table was small must do so, too: it is kept."""
 
 APPEND = "SELECT {s}.onceward_queue_append(%s, %s::bytea[])"
 APPEND_ALONE = "SELECT set_config('lock_timeout', %s, true), {s}.onceward_queue_append(%s, %s::bytea[])"
@@ -42,30 +45,34 @@ LEAVE_LINES = """
     RETURNING order_key
 """
 """Ends the places of those that are gone, and returns whose lines have no first one now."""
+_NEAREST = """
+    SELECT t.seq FROM {s}.onceward_queue_turns t WHERE t.queue = %(queue)s AND t.order_key = given.order_key
+    ORDER BY t.turn LIMIT 1
+"""
+"""The first one of a line. Without an order, it might be searched in all lines."""
 COME_FIRST = f"""
     WITH nearest AS MATERIALIZED (
-        SELECT (
-            SELECT t.seq FROM {{s}}.onceward_queue_turns t WHERE t.queue = %(queue)s AND t.order_key = given.order_key
-            ORDER BY t.turn LIMIT 1
-        ) AS seq
-        FROM unnest(%(keys)s::text[]) AS given (order_key)
+        SELECT ({_NEAREST}) AS seq FROM unnest(%(keys)s::text[]) AS given (order_key)
     ), marked AS (
-        UPDATE {{s}}.onceward_queue_turns t SET is_first = true FROM nearest
-        WHERE t.queue = %(queue)s AND t.seq = nearest.seq RETURNING t.seq
+        UPDATE {{s}}.onceward_queue_turns SET is_first = true
+        WHERE queue = %(queue)s AND seq = ANY(ARRAY(SELECT nearest.seq FROM nearest)) RETURNING seq
     ), gone AS (
-        DELETE FROM {{s}}.onceward_queue_delayed d USING marked
-        WHERE d.queue = %(queue)s AND d.seq = marked.seq AND d.visible_at = 'infinity' RETURNING d.*
+        DELETE FROM {{s}}.onceward_queue_delayed
+        WHERE queue = %(queue)s AND seq = ANY(ARRAY(SELECT marked.seq FROM marked)) AND visible_at + 0 = 'infinity'
+        RETURNING *
     )
     INSERT INTO {{s}}.onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone
 """
+"""The sum keeps it from the index of times, where all that wait in line are next to each other."""
 NEWCOMERS = f"""
     SELECT seq, token, deliveries, lost + (token IS NOT NULL)::integer, body FROM {{s}}.onceward_queue_messages
     WHERE queue = %s AND leased_until <= {NOW} AND NOT EXISTS ({_TURN} onceward_queue_messages.seq)
     ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
 """
-LINES_OF = """
-    SELECT DISTINCT order_key FROM {s}.onceward_queue_turns WHERE queue = %s AND order_key = ANY(%s::text[])
+LINES_OF = f"""
+    SELECT given.order_key FROM unnest(%(keys)s::text[]) AS given (order_key) WHERE ({_NEAREST}) IS NOT NULL
 """
+"""Which of these keys have a line."""
 LINE_UP = """
     INSERT INTO {s}.onceward_queue_turns (queue, seq, order_key, is_first)
     SELECT %s, given.seq, given.order_key, given.is_first

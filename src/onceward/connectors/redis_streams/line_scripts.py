@@ -101,6 +101,7 @@ TAKE = (
     POSITION
     + SERVE
     + """
+local LONG = string.rep(' ', 65)
 local recover, is_fixed, after = tonumber(ARGV[9]), ARGV[10] == '1', ARGV[11]
 local known, known_lines, known_places = unpack(cmsgpack.unpack(ARGV[12]))
 local fresh, last = {}, position(stream, group)
@@ -202,7 +203,10 @@ local function take_new(last)
         end
         if is_free[i] then fresh[#fresh + 1] = id else behind[#behind + 1] = id end
     end
+    local is_new = redis.call('HLEN', line_of) == 0
+    if is_new then redis.call('HSET', line_of, 'long', LONG) end
     redis.call('HSET', line_of, unpack(named))
+    if is_new then redis.call('HDEL', line_of, 'long') end
     if #placed > 0 then redis.call('ZADD', lines, unpack(placed)) end
     claim('waiting', 0, behind)
     return known[upto]
@@ -226,7 +230,8 @@ return {served, buried, 0, fresh, last, differs or 0}
 let go (unless it is negative), then new ones. These are the entries after `after`, as far as they are `known`: three
 lists of their ids, lines and places. If some were removed since, none is taken: the group goes back to where it was, or
 if this user may not do that, the entries wait until their lines are fixed. One that has its place already was delivered
-by a group that somebody deleted.
+by a group that somebody deleted. Redis keeps a small hash as a list, and searches it from its beginning for each entry;
+one long value makes it a table.
 
 Returns the entries to deliver, what was buried, whether the first must be alone, the new ones to deliver, the last
 entry that is delivered, and 1 if the lines do not match what is pending; unless `is_fixed`, nothing is taken before

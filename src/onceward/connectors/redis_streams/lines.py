@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,9 +37,10 @@ NO_LINE = ""
 class _Seen(NamedTuple):
     """An entry that is not delivered yet."""
 
+    id: str
     line: str
     place: str
-    """Its id, so ids sort as texts."""
+    """The id, so ids sort as texts."""
     content: Transaction | Any
     """Its fields if it cannot be read."""
 
@@ -98,11 +100,8 @@ class StreamLines:
             if len(self._ahead.seen) < count - len(rows) and knows_where and not is_end:
                 is_end = yield from self._read_on(ahead)
             after, seen = self._ahead
-            known = (
-                [as_str(entry) for entry in seen],
-                [each.line for each in seen.values()],
-                [each.place for each in seen.values()],
-            )
+            told = list(islice(seen.values(), MOST_AT_ONCE))  # Lua has room for 8,000 values at once
+            known = [each.id for each in told], [each.line for each in told], [each.place for each in told]
             arguments = (recover, is_fixed, after, msgspec.msgpack.encode(known))
             reply = yield from self._evaluate(
                 line_scripts.TAKE, (*self._terms(count - len(rows)), *arguments)
@@ -146,19 +145,20 @@ class StreamLines:
     def _pass(self, last: bytes) -> bool:
         """Forget what was read, up to the last entry that is delivered. Return whether the rest is still what follows:
         a new group begins before it."""
-        at = place_of(last)
-        is_rest = at >= place_of(self._ahead.after)
+        at = place_of(as_str(last))
+        is_rest = at >= place_of(as_str(self._ahead.after))
         seen = self._ahead.seen.items() if is_rest else ()
         self._ahead = _Ahead(last, {entry: each for entry, each in seen if each.place > at})
         return is_rest
 
     def _look_at(self, entry: bytes, fields: Sequence[Any]) -> _Seen:
         assert self._key_of is not None
+        name = as_str(entry)
         try:
             transaction = decode(body_of(fields or ()) or b"")
         except DecodeError:
-            return _Seen(NO_LINE, place_of(entry), fields)
-        return _Seen(line_of(self._key_of(transaction)), place_of(entry), transaction)
+            return _Seen(name, NO_LINE, place_of(name), fields)
+        return _Seen(name, line_of(self._key_of(transaction)), place_of(name), transaction)
 
     def _fix(self) -> Lining:
         """Others have acknowledged entries, or taken some without order: make lines match what is pending."""
@@ -208,12 +208,14 @@ class StreamLines:
 
 def line_of(key: str | None) -> str:
     """The name of a line, of which no other is the beginning."""
-    return NO_LINE if key is None else f"{len(key.encode())}:{key}:"
+    if key is None:
+        return NO_LINE
+    return f"{len(key) if key.isascii() else len(key.encode())}:{key}:"
 
 
-def place_of(entry: bytes) -> str:
+def place_of(name: str) -> str:
     """As `place` in the scripts."""
-    milliseconds, _, number = as_str(entry).partition("-")
+    milliseconds, _, number = name.partition("-")
     return f"{milliseconds:0>20}-{number:0>20}"
 
 

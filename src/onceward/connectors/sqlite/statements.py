@@ -124,7 +124,7 @@ UPGRADES = {
 """From each version to the next."""
 
 _TABLES = "messages|dead_letters|tallies|ended|forgotten|clock|turns|last_turn"
-_WORDS = "TABLE|INTO|FROM|UPDATE|ON|INDEX|JOIN|EXISTS|TRIGGER"
+_WORDS = "TABLE|INTO|FROM|UPDATE|FAIL|ON|INDEX|JOIN|EXISTS|TRIGGER"
 _TABLE = re.compile(rf"\b({_WORDS})(\s+)((?:{_TABLES})(?:_by_visible_at|_by_key|_leave)?)\b")
 
 
@@ -204,14 +204,14 @@ PARKED = "9e999"
 
 
 def _leave(table: str, place: str) -> str:
-    """A trigger: what leaves the table leaves its line, and if it was first, the next one is."""
+    """A trigger: what leaves the table leaves its line, and if it was first, the next one is. Only the first of a line
+    is not parked, so if it was not first, this wakes nobody."""
     return f"""
         CREATE TRIGGER IF NOT EXISTS {table}_leave AFTER DELETE ON {table} BEGIN
-            UPDATE messages SET visible_at = 0 WHERE visible_at = {PARKED} AND seq = (
-                SELECT n.seq FROM turns AS g JOIN turns AS n ON n.order_key = g.order_key AND n.turn > g.turn
-                WHERE g.seq = {place}
-                    AND NOT EXISTS (SELECT 1 FROM turns AS e WHERE e.order_key = g.order_key AND e.turn < g.turn)
-                ORDER BY n.turn LIMIT 1);
+            UPDATE OR FAIL messages SET visible_at = 0 WHERE visible_at = {PARKED} AND seq = (
+                SELECT seq FROM turns
+                WHERE order_key = (SELECT order_key FROM turns WHERE seq = {place}) AND seq <> {place}
+                ORDER BY turn LIMIT 1);
             DELETE FROM turns WHERE seq = {place};
         END
     """
@@ -227,7 +227,8 @@ LINES = (
 )
 """The lines of a queue whose consumer keeps order; created when the first one does. A dead letter that holds its line
 has the place minus its own `seq`. SQLite may give the `seq` of a message that is gone to another, so the trigger, in
-whichever transaction removes a message, takes it out of its line."""
+whichever transaction removes a message, takes it out of its line. Its UPDATE cannot fail, and says OR FAIL because
+SQLite would otherwise copy each page before the statement that has the trigger changes it, in case it is undone."""
 _FIRST = """
     EXISTS (SELECT 1 FROM turns AS t WHERE t.seq = m.seq AND (t.order_key IS NULL OR NOT EXISTS (
         SELECT 1 FROM turns AS e WHERE e.order_key = t.order_key AND e.turn < t.turn)))
@@ -262,8 +263,7 @@ REMOVE = "DELETE FROM messages WHERE seq = ? AND CAST(token AS INTEGER) IS ?"
 REMOVE_FIRST = """
     DELETE FROM messages WHERE seq IN (SELECT value FROM json_each(?)) AND CAST(token AS INTEGER) IS ? RETURNING seq
 """
-"""Several of one token. Because of the trigger, SQLite first copies each page that a statement changes: so it is one
-statement for all."""
+"""Several of one token."""
 GIVE_BACK = """
     UPDATE messages SET visible_at = ?, token = NULL, deliveries = deliveries - 1
     WHERE seq = ? AND token = ?
