@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from onceward.connectors import SqliteConnector
+from tests.support.forked import FORKED
 from tests.support.schema import new_schema
 
 PATIENCE = 60.0
 """Seconds. What takes so long does not happen."""
-
-
-def forking(*modules: str) -> ForkServerContext:
-    """Processes are forked from a clean one that has these modules imported, so starting one costs little; they are
-    processes of their own all the same, and SIGKILL ends them as it ends any other."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(list(modules))
-    return made
 
 
 def exit_code(process: ForkServerProcess) -> int | None:
@@ -34,8 +26,6 @@ def exit_code(process: ForkServerProcess) -> int | None:
 
 
 class Site:
-    forks: ClassVar[ForkServerContext]
-
     def __init__(self, folder: Path, url: str, connect_args: dict[str, Any]) -> None:
         self.folder = folder
         self.url = url
@@ -77,7 +67,7 @@ class Site:
 
     def fork(self, function: Callable[..., None], *args: Any) -> ForkServerProcess:
         """It is killed in the end if it still runs then."""
-        process = self.forks.Process(target=function, args=args)
+        process = FORKED.Process(target=function, args=args)
         process.start()
         self._processes.append(process)
         return process

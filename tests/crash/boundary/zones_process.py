@@ -4,7 +4,6 @@ between a durable write and its confirm."""
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import re
 import signal
@@ -21,9 +20,8 @@ from onceward.boundary.bundle import Import, check
 from onceward.boundary.links.manager import Links, LinkSettings
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from tests.support.boundary.in_process import serving
+from tests.support.forked import FORKED
 
-_forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload([__name__])
 DEADLINE = 60.0
 
 
@@ -56,8 +54,8 @@ class Mortal(AsyncBoundaryClient):
 
 class ZoneProcess:
     def __init__(self, directory: Path, zone: str, source: str | None, die_at: int = 0) -> None:
-        mine, its = _forking.Pipe()
-        self._process = _forking.Process(target=_serve, args=(directory, zone, source, die_at, its))
+        mine, its = FORKED.Pipe()
+        self._process = FORKED.Process(target=_serve, args=(directory, zone, source, die_at, its))
         self._process.start()
         its.close()
         self.url: str = mine.recv()
@@ -111,7 +109,7 @@ def _serve(directory: Path, zone: str, source: str | None, die_at: int, tell: Co
 
 def import_in_process(directory: Path, bundle: Path, zone: str, die_after: int) -> bool:
     """Whether it finished; it dies after this many appends of a page."""
-    process = _forking.Process(target=_import, args=(directory, bundle, zone, die_after))
+    process = FORKED.Process(target=_import, args=(directory, bundle, zone, die_after))
     process.start()
     process.join(DEADLINE)
     assert process.exitcode in (0, -signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import signal
 import urllib.request
 from collections import Counter
@@ -23,13 +22,11 @@ from onceward.inbox import Inbox
 from tests.crash.connectors import boundary_worker as worker
 from tests.crash.connectors.boundary_worker import CONTRACT, RECEIVER, REFUSED, Orders
 from tests.support.boundary import server
+from tests.support.forked import FORKED
 from tests.support.wait import until
 
 FACTS = 60
 PATIENCE = 60.0
-
-_forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload([worker.__name__, server.__name__])
 
 
 class BillingDesk:
@@ -57,7 +54,7 @@ class BillingDesk:
 
     def start(self, **orders: Any) -> Any:
         reported = Orders(self.url, str(self.database), self.asynchronous, **orders)
-        process = _forking.Process(target=worker.run, args=(reported,))
+        process = FORKED.Process(target=worker.run, args=(reported,))
         process.start()
         return process
 

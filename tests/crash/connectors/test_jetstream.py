@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import signal
 import textwrap
 import time
@@ -27,15 +26,13 @@ from onceward.testing.servers import Server, nats_cluster, nats_server
 from onceward.transaction import Settlement, Verdict
 from tests.crash.connectors import jetstream_worker as worker
 from tests.crash.connectors.jetstream_worker import CONTRACT, LEASE, REFUSED, STREAM, JetStreamOrders
+from tests.support.forked import FORKED
 from tests.support.processes import LoggedProcess
 from tests.support.run.world import COMMAND
 from tests.support.wait import until
 
 ORDERS = 40
 PATIENCE = 60.0
-
-_forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload([worker.__name__])
 
 
 class JetStreamDesk:
@@ -61,7 +58,7 @@ class JetStreamDesk:
 
     def start(self, **orders: Any) -> Any:
         given = JetStreamOrders(self.server.url, str(self.database), self.asynchronous, **orders)
-        process = _forking.Process(target=worker.run, args=(given,))
+        process = FORKED.Process(target=worker.run, args=(given,))
         process.start()
         return process
 

@@ -13,13 +13,11 @@ from onceward.deadletters import Category, DeadLetter, DeadLetters, Status
 from onceward.inbox import Inbox
 from tests.crash.deadletters import worker
 from tests.crash.deadletters.worker import CONTRACT, Orders
-from tests.support.site import Site, exit_code, forking
+from tests.support.site import Site, exit_code
 from tests.support.wait import until
 
 
 class LetterSite(Site):
-    forks = forking(worker.__name__)
-
     def set_up(self) -> None:
         self.orders = Orders(self.folder, self.url, self.connect_args)
         self.letters = DeadLetters(self.engine)

@@ -21,7 +21,7 @@ from onceward.connectors import DeadLetter
 from onceward.inbox import Inbox
 from tests.crash.inbox import worker
 from tests.crash.inbox.worker import Orders, contract_of
-from tests.support.site import Site, exit_code, forking
+from tests.support.site import Site, exit_code
 from tests.support.wait import until
 
 SHORT_LEASE = 0.3
@@ -29,8 +29,6 @@ SHORT_LEASE = 0.3
 
 
 class InboxSite(Site):
-    forks = forking(worker.__name__)
-
     def __init__(self, folder: Path, url: str, connect_args: dict[str, Any]) -> None:
         super().__init__(folder, url, connect_args)
         self.inbox = Inbox(self.engine)
