@@ -109,9 +109,9 @@ class AsyncPorts(AsyncGroupPorts):
     async def _invoke_limited(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None
-        if task in self._soiled:
+        if self._soiled and task in self._soiled:
             await self._clean(task)
         if self._deadlines.hurried and type(work) is Life:
             return self._deadlines.refuse(work)
@@ -124,13 +124,13 @@ class AsyncPorts(AsyncGroupPorts):
                 return Failed(None, limit)
         reply: Any = None
         error: BaseException | None = None
-        self._tries[task] = this = TaskTry(work, due, limit, task)
+        self._tries[task] = this = TaskTry(work=work, due=due, limit=limit, task=task)
         current_attempt.set(this)
         if due < self._deadlines.watch_at:  # so it is not infinite, and `now` is set
             self._watch_from(due, now)
         try:
-            this.awaited = awaited = check_awaitable(call(*arguments), call)
-            reply = await awaited
+            this.awaited = awaited = call(*arguments)
+            reply = await (awaited if type(awaited) is CoroutineType else check_awaitable(awaited, call))
         except BaseException as raised:  # noqa: BLE001
             error = raised
         del self._tries[task]
