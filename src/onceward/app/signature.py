@@ -150,11 +150,10 @@ class Signature:
         """Return a `process_transaction` that calls the function."""
         opens = bool(self.scope)
 
-        def process(_: Any, transaction: Transaction, /, session: Any = None, **__: Any) -> Any:
-            return function(**self.arguments(transaction, session))
+        arguments = self.arguments
 
-        async def process_async(_: Any, transaction: Transaction, /, session: Any = None, **__: Any) -> Any:
-            return await function(**self.arguments(transaction, session))
+        def process(_: Any, transaction: Transaction, /, session: Any = None, **__: Any) -> Any:
+            return function(**arguments(transaction, session))
 
         def process_with(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
             given = self.arguments(transaction, *session)
@@ -170,7 +169,7 @@ class Signature:
             async with self.scope.open_async(task.services, transaction, *session) as more:
                 return await function(**given, **more)
 
-        made: Any = process_async if asynchronous else process
+        made: Any = process  # in asyncio, what it returns is awaited
         if self.injection.parameters or self.guests:
             made = process_with_async if asynchronous else process_with
         made.__wrapped__ = function

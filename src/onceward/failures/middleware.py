@@ -24,9 +24,10 @@ from onceward.failures.board import DEPENDENCY, Board, NewOutage, hold_of, shown
 from onceward.failures.rules import BusinessRule, OutageRule, RuleBook, causes_of
 from onceward.failures.signs import retry_after_of
 from onceward.failures.states import HoldRecords, Identity
-from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo, sleep
+from onceward.middleware import Middleware, SourceCalls, StepInfo, sleep
 from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
 from onceward.task.lifecycle import text_of
+from onceward.task.observers import ObservingMiddleware, StepObserver
 from onceward.task.work import DUPLICATE
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -74,7 +75,7 @@ class OutageProbe(msgspec.Struct):
     """Seconds that the service asks to wait."""
 
 
-class FailureRules(Middleware):
+class FailureRules(ObservingMiddleware, StepObserver):
     """Sorts failures by their rules, and waits out what the handler needs."""
 
     name = "failure rules"
@@ -119,28 +120,19 @@ class FailureRules(Middleware):
 
     # ── steps ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
-        if step.name != "process":
-            return call
-        board = self._board
+    def observer(self, step: StepInfo) -> StepObserver | None:
+        return self if step.name == "process" else None
 
-        async def process(transaction: Transaction, *more: Any) -> Any:
-            if board.active and self._is_held(transaction):
-                raise ConsumerHeld("its consumer is held", RETURN.delay())
-            try:
-                result = await call(transaction, *more)
-            except Postponed:
-                raise
-            except Exception as error:
-                judged = self._judge(transaction, error)
-                if judged is error:
-                    raise
-                raise judged from error
-            if (board.streaks or self._probe is not None) and result is not DUPLICATE:
-                self._note_success(transaction)
-            return result
+    def begins(self, transaction: Transaction) -> None:
+        if self._board.active and self._is_held(transaction):
+            raise ConsumerHeld("its consumer is held", RETURN.delay())
 
-        return process
+    def returned(self, transaction: Transaction, note: Any, result: Any) -> None:
+        if (self._board.streaks or self._probe is not None) and result is not DUPLICATE:
+            self._note_success(transaction)
+
+    def raised(self, transaction: Transaction, note: Any, error: Exception) -> Exception:
+        return error if isinstance(error, Postponed) else self._judge(transaction, error)
 
     def _is_held(self, transaction: Transaction | None = None) -> bool:
         if self._consumer in self._board.paused:

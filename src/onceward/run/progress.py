@@ -8,18 +8,25 @@ from array import array
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
-from typing import Any
+from itertools import repeat
+from typing import Any, TypeVar
 
-from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
+from onceward.middleware import SourceCalls, StepInfo
 from onceward.task.exceptions import Postponed
+from onceward.task.observers import ObservingMiddleware, StepObserver
 from onceward.telemetry.tallies import Attempt, AttemptTally
 from onceward.transaction import Settlement, Transaction, Verdict
 
-ORDER = (Verdict.DONE, Verdict.FAILED, Verdict.RETURNED)
+T = TypeVar("T")
+
+DONE = Verdict.DONE
+ORDER = (DONE, Verdict.FAILED, Verdict.RETURNED)
 """The order of the counts in a row of a `Scoreboard`. The number in flight comes last."""
 
+_now = time.perf_counter
 
-class Progress(Middleware):
+
+class Progress(ObservingMiddleware, StepObserver):
     """Counts deliveries and settlements of one consumer over all its calls, for health and the final summary.
 
     Written by the engine's threads, read by the one that reports.
@@ -36,8 +43,10 @@ class Progress(Middleware):
         """`row` is where the counts are kept, if others read them. `tally` counts attempts that no inbox counts."""
         self.row: MutableSequence[int] = array("q", (0, 0, 0, 0)) if row is None else row
         self._tally = tally
+        self._done: deque[float] = deque()
+        """Seconds of the attempts that did it at once. They are not counted yet, nor are the others: counting them one
+        by one would cost more than a quick handler."""
         self._attempts: deque[Attempt] = deque()
-        """Ended, and not counted yet: counting them one by one would cost more than a quick handler."""
         self._failed: dict[int, int] = {}
         """Failed attempts of each delivery that is not settled."""
         self.progress_at = time.monotonic()
@@ -65,43 +74,40 @@ class Progress(Middleware):
 
         return source.replace(fetch=fetch, settle=None if source.settle is None else settle)
 
-    def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
-        tally = self._tally
-        if tally is None or step.name != "process":
-            return call
+    def observer(self, step: StepInfo) -> StepObserver | None:
+        return None if self._tally is None or step.name != "process" else self
 
-        note, failed, now = self._attempts.append, self._failed, time.perf_counter
+    def begins(self, transaction: Transaction) -> float:
+        return _now()
 
-        async def process(transaction: Transaction, *more: Any) -> Any:
-            began = now()
-            try:
-                result = await call(transaction, *more)
-            except Exception as error:
-                postponed = isinstance(error, Postponed)
-                note(("postponed" if postponed else "failed", now() - began, None))
-                if not postponed:
-                    failed[id(transaction)] = failed.get(id(transaction), 0) + 1
-                raise
-            note(("done", now() - began, failed.get(id(transaction), 0) if failed else 0))
-            return result
+    def returned(self, transaction: Transaction, note: float, result: Any) -> None:
+        seconds = _now() - note
+        if self._failed and (retries := self._failed.get(id(transaction), 0)):
+            self._attempts.append(("done", seconds, retries))
+        else:
+            self._done.append(seconds)
 
-        return process
+    def raised(self, transaction: Transaction, note: float, error: Exception) -> Exception:
+        postponed = isinstance(error, Postponed)
+        self._attempts.append(("postponed" if postponed else "failed", _now() - note, None))
+        if not postponed:
+            self._failed[id(transaction)] = self._failed.get(id(transaction), 0) + 1
+        return error
 
     def count_attempts(self) -> None:
         """Count the attempts that have ended. From any thread."""
         if self._tally is not None:
-            ended: list[Attempt] = []
-            with suppress(IndexError):
-                while True:
-                    ended.append(self._attempts.popleft())
-            self._tally.count_all(ended)
+            if self._done:
+                self._tally.count_done(_drain(self._done))
+            if self._attempts:
+                self._tally.count_all(_drain(self._attempts))
 
     def _note_fetched(self, batch: Sequence[Transaction]) -> None:
         now = time.monotonic()
         self.asking_since = None
         if batch:
             with self._lock:
-                self._fetched_at.update((id(each), (now, each)) for each in batch)
+                self._fetched_at.update(zip(map(id, batch), zip(repeat(now), batch), strict=False))
             self.progress_at = now
         self.row[3] = len(self._fetched_at)
         self.count_attempts()
@@ -109,22 +115,25 @@ class Progress(Middleware):
 
     def _note_settled(self, settlements: Sequence[Settlement]) -> None:
         outcome_of = getattr(self.source, "outcome_of", None)
-        counts = dict.fromkeys(ORDER, 0)
+        counts = [0] * len(ORDER)
         self.count_attempts()
         with self._lock:
+            forget, failed = self._fetched_at.pop, self._failed
             for settlement in settlements:
-                delivery = id(settlement.transaction)
-                self._fetched_at.pop(delivery, None)
-                if self._failed:
-                    self._failed.pop(delivery, None)
-                messages = None if outcome_of is None else outcome_of(settlement.transaction)
-                if messages is None:
-                    counts[settlement.verdict] += 1
-                else:
+                transaction = settlement.transaction
+                forget(id(transaction), None)
+                if failed:
+                    failed.pop(id(transaction), None)
+                messages = None if outcome_of is None else outcome_of(transaction)
+                if messages is not None:
                     for at, number in enumerate(messages):
-                        self.row[at] += number
-            for at, verdict in enumerate(ORDER):
-                self.row[at] += counts[verdict]
+                        counts[at] += number
+                elif settlement.verdict is DONE:
+                    counts[0] += 1
+                else:
+                    counts[ORDER.index(settlement.verdict)] += 1
+            for at, number in enumerate(counts):
+                self.row[at] += number
             self.row[3] = len(self._fetched_at)
         self.progress_at = time.monotonic()
 
@@ -149,3 +158,12 @@ class Progress(Middleware):
         """The deliveries in flight, and when each was fetched; the oldest first."""
         with self._lock:
             return [(transaction, since) for since, transaction in self._fetched_at.values()]
+
+
+def _drain(ended: deque[T]) -> list[T]:
+    """Take all there are. Other threads may add to them, or take some."""
+    taken: list[T] = []
+    with suppress(IndexError):
+        while True:
+            taken.append(ended.popleft())
+    return taken

@@ -7,7 +7,7 @@ killed.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, MutableSequence, Sequence
 from typing import Final, NamedTuple
 
@@ -63,6 +63,23 @@ class SharedTally:
                     row[SIZE - 1] += tries
             for at, number in enumerate(row):
                 self._row[at] = number
+
+    def count_done(self, seconds: list[float]) -> None:
+        """`count` attempts that did it at once, by the seconds they took."""
+        seconds.sort()
+        below = 0
+        with self._lock:
+            row = self._row
+            row[PLACES["done"]] += len(seconds)
+            row[ATTEMPTS] += len(seconds)
+            row[ATTEMPTS - 1] += round(sum(seconds) * MICROSECONDS)
+            for place, limit in enumerate(SECONDS, DURATIONS):
+                if below == len(seconds):
+                    return
+                upto = bisect_right(seconds, limit, below)
+                row[place] += upto - below
+                below = upto
+            row[DURATIONS + len(SECONDS)] += len(seconds) - below
 
 
 def outcomes(row: Sequence[int]) -> dict[str, int]:

@@ -34,17 +34,19 @@ from onceward.task.groups.together import Grouping
 from onceward.task.lifecycle import Step
 from onceward.task.loops import LANDING, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
+from onceward.task.observers import observed, split
 from onceward.task.ports_asyncio import AsyncPorts
 from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
 from onceward.task.script import Exited, Failed, Script, TimeLimit, drive_async
 from onceward.task.slots import Slots
 from onceward.task.source import LeaseGuard, Loop, LoopPorts, Source
-from onceward.task.work import CallPlan, Life, Outcome, Work
+from onceward.task.work import SUCCEEDED, CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
 from onceward.telemetry.log_thread import log_thread
 from onceward.telemetry.logger import OwnLogger, Tracebacks, do_soon
+from onceward.transaction import Transaction
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
@@ -57,6 +59,8 @@ NOT_DEFINED: set[Any] = set()
 """The mixins' default handlers, which do nothing."""
 REQUIRED: set[Any] = set()
 """The methods that a task has to define."""
+NOTHING = Transaction(id="nothing")
+"""In an outcome that nobody looks at."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -138,6 +142,7 @@ class Call:
             afterwards="" if wiring.source is None else wiring.source.afterwards,
             grouping=wiring.grouping,
             watch=self.watch,
+            unseen=Outcome(NOTHING, SUCCEEDED) if self.watch is None and wiring.on_outcome is None else None,
             tracebacks=Tracebacks(),
             generation=forks.generation,
         )
@@ -191,17 +196,21 @@ class Call:
 
     def _wrap(self, step: Step) -> Step:
         """Wrap the step in its middleware. Unwrapped, a default handler is `silent`: it is never called."""
-        chain = self.wiring.chain
-        checking = awaiting if self.task.asynchronous else as_coroutine
-        bare = call = checking(step.call) if chain else step.call
+        asynchronous = self.task.asynchronous
+        chain, observers = split(self.wiring.chain, step)
+        handler = observed(step.call, observers, asynchronous=asynchronous) if observers else step.call
+        checking = awaiting if asynchronous else as_coroutine
+        bare = call = checking(handler) if chain else handler
         for each in reversed(chain):
             call = each.wrap_step(step, call)
         if self.wiring.guard is not None:
             call = self.wiring.guard.wrap_step(step, call)
-        if call is bare:
-            silent = self.watch is None and getattr(step.call, "__func__", None) in NOT_DEFINED
-            return msgspec.structs.replace(step, silent=silent)
-        return msgspec.structs.replace(step, call=call if self.task.asynchronous else as_function(call))
+        if call is not bare:
+            return msgspec.structs.replace(step, call=call if asynchronous else as_function(call))
+        if observers:
+            return msgspec.structs.replace(step, call=handler)
+        silent = self.watch is None and getattr(step.call, "__func__", None) in NOT_DEFINED
+        return msgspec.structs.replace(step, silent=silent)
 
     def _take_over(self, hand_over: Callable[[Failed], None], loop: Loop, reply: Failed) -> None:
         """The source does not answer, so the driver of the loop is stuck: let another one continue."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.script import TimeLimit
 from onceward.telemetry.context import attempt_expired, current_attempt
@@ -49,17 +51,14 @@ class Canceller:
             self._closed = True
 
 
-class CancelToken:
+class CancelToken(msgspec.Struct, eq=False):
     """Whether an attempt was asked to stop, and what ends the calls it waits for."""
 
-    __slots__ = ("_cancellers", "expired", "limit", "over")
-
-    def __init__(self) -> None:
-        self.limit = TimeLimit.STEP
-        self.expired = False
-        self.over = False
-        """Whether the attempt has ended. What it leaves running, such as a pool's own task, is not part of it."""
-        self._cancellers: list[Canceller] = []
+    limit: TimeLimit = TimeLimit.STEP
+    expired: bool = False
+    over: bool = False
+    """Whether the attempt has ended. What it leaves running, such as a pool's own task, is not part of it."""
+    _cancellers: list[Canceller] = msgspec.field(default_factory=list)
 
     @property
     def hurried(self) -> bool:

@@ -30,19 +30,12 @@ def is_too_late(work: Work, due: float, limit: TimeLimit, now: float) -> bool:
     return due <= now and not (work.handling and work.attempt == 0 and limit is TimeLimit.TRANSACTION)
 
 
-class Try(CancelToken):
+class Try(CancelToken, eq=False, kw_only=True):
     """One attempt under a time limit: running, then perhaps expired, then perhaps stuck."""
 
-    __slots__ = ("due", "work")
-
-    def __init__(self, work: Work, due: float, limit: TimeLimit) -> None:
-        self.expired = False  # not by super().__init__(): every attempt pays for it
-        self.over = False
-        self._cancellers = []
-        self.work = work
-        self.due = due
-        """When the watchdog has to act next."""
-        self.limit = limit
+    work: Work
+    due: float
+    """When the watchdog has to act next."""
 
     @property
     def hurried(self) -> bool:
@@ -61,16 +54,12 @@ class Try(CancelToken):
         raise NotImplementedError
 
 
-class TaskTry(Try):
+class TaskTry(Try, eq=False, kw_only=True):
     """An attempt in a task. The event loop runs one step at a time, so plain attributes are race-free."""
 
-    __slots__ = ("awaited", "stuck", "task")
-
-    def __init__(self, work: Work, due: float, limit: TimeLimit, task: asyncio.Task[Any]) -> None:
-        super().__init__(work, due, limit)
-        self.task = task
-        self.stuck = False
-        self.awaited: Any = None
+    task: asyncio.Task[Any]
+    stuck: bool = False
+    awaited: Any = None
 
     def expire(self) -> bool:
         return True

@@ -236,14 +236,15 @@ def first_attempt(life: Life, ports: LifePorts) -> Any:
 
 def early_outcome(life: Life, reply: Any) -> Outcome | None:
     """The outcome, if nothing is left to do after the first attempt."""
-    if life.plan.generation != forks.generation:
-        end_forked(life.plan, life.step, reply)
+    plan = life.plan
+    if plan.generation != forks.generation:
+        end_forked(plan, life.step, reply)
     if (
-        life.plan.success.silent
+        plan.success.silent
         and not life.unawaited
         and (reply is None or (type(reply) is not Failed and reply is not DUPLICATE and has_run(reply)))
     ):
-        return Outcome(life.transaction, SUCCEEDED, reply, None, life.step)
+        return plan.unseen or Outcome(life.transaction, SUCCEEDED, reply, None, life.step)
     return None
 
 

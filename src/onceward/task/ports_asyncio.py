@@ -21,7 +21,7 @@ from onceward._process.stacks import coroutine_stack
 from onceward.backoff import LONGEST_SLEEP
 from onceward.task.deadlines import Clock, Deadlines, RunningAttempt, TaskTry, first_limit, is_too_late
 from onceward.task.exceptions import AttemptInterrupted
-from onceward.task.groups.ports import AsyncGroupPorts
+from onceward.task.groups.ports import AsyncGroupPorts, Opened
 from onceward.task.groups.together import WAIT
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
@@ -40,7 +40,7 @@ from onceward.task.script import (
 )
 from onceward.task.slots import Item
 from onceward.task.work import Life, Work
-from onceward.telemetry.context import current_attempt
+from onceward.telemetry.context import current_attempt, current_work
 from onceward.transaction import Transaction
 
 TURN = 0.002
@@ -109,9 +109,9 @@ class AsyncPorts(AsyncGroupPorts):
     async def _invoke_limited(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None
-        if task in self._soiled:
+        if self._soiled and task in self._soiled:
             await self._clean(task)
         if self._deadlines.hurried and type(work) is Life:
             return self._deadlines.refuse(work)
@@ -124,15 +124,20 @@ class AsyncPorts(AsyncGroupPorts):
                 return Failed(None, limit)
         reply: Any = None
         error: BaseException | None = None
-        self._tries[task] = this = TaskTry(work, due, limit, task)
+        self._tries[task] = this = TaskTry(work=work, due=due, limit=limit, task=task)
         current_attempt.set(this)
         if due < self._deadlines.watch_at:  # so it is not infinite, and `now` is set
             self._watch_from(due, now)
         try:
-            this.awaited = awaited = check_awaitable(call(*arguments), call)
-            reply = await awaited
+            this.awaited = awaited = call(*arguments)
+            reply = await (awaited if type(awaited) is CoroutineType else check_awaitable(awaited, call))
         except BaseException as raised:  # noqa: BLE001
             error = raised
+        return self._conclude(this, reply, error)
+
+    def _conclude(self, this: TaskTry, reply: Any, error: BaseException | None) -> Any:
+        """The reply of an attempt that has ended."""
+        task = this.task
         del self._tries[task]
         this.over = True
         current_attempt.set(None)
@@ -229,14 +234,77 @@ class AsyncPorts(AsyncGroupPorts):
                 timer.cancel()
                 del self._pausing[waiter]
 
+    def open(self, life: Life) -> Any:
+        """Begin the first attempt in the life's context. Returns its reply, or what to await for it: a coroutine, or
+        `Opened`."""
+        run, plan = life.context.run, life.plan
+        if (
+            self.interruptible
+            and plan.plain
+            and plan.main.timeout is None
+            and not (life.blocked or self._soiled or self._deadlines.hurried)
+        ):
+            return run(self._open_unlimited, life)
+        return run(first_attempt, life, self)
+
+    def _open_unlimited(self, life: Life) -> Any:
+        """Begin an attempt that has no time limit but can be cut off: as `first_attempt`, without our own coroutine
+        around the handler's."""
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        current_work.set(life)
+        step = life.plan.main
+        life.step = step.name
+        self._tries[task] = this = TaskTry(life.limit, work=life, due=inf, task=task)
+        current_attempt.set(this)
+        try:
+            given = step.call(life.transaction)
+        except BaseException as error:  # noqa: BLE001  an error of user code is a reply
+            return self._conclude(this, None, error)
+        this.awaited = given = given if type(given) is CoroutineType else await_checked(given, step.call)
+        try:
+            awaited = given.send(None)
+        except StopIteration as end:
+            return self._conclude(this, end.value, None)
+        except BaseException as error:  # noqa: BLE001
+            return self._conclude(this, None, error)
+        following = self._follow(this, given)
+        next(following)
+        return Opened(following, awaited)
+
+    @coroutine
+    def _follow(self, this: TaskTry, given: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Await what an attempt has begun to await, and return the reply of the attempt."""
+        reply: Any = None
+        awaited: Any = None
+        failed: BaseException | None = None
+        while True:
+            thrown: BaseException | None = None
+            try:
+                value = yield awaited
+            except BaseException as error:  # noqa: BLE001  pass on what the event loop throws
+                thrown = error
+            try:
+                awaited = given.send(value) if thrown is None else given.throw(thrown)
+            except StopIteration as end:
+                reply = end.value
+                break
+            except BaseException as error:  # noqa: BLE001
+                failed = error
+                break
+        return self._conclude(this, reply, failed)
+
     def enter(self, life: Life) -> Any:
         """Return the outcome of a life that need not wait; otherwise a generator to await."""
-        run = life.context.run
         try:
-            reply = run(first_attempt, life, self)
+            reply = self.open(life)
+            if type(reply) is Opened:
+                if self._items:
+                    self._rouse_all()
+                return self.go_on(life, reply.following, reply.awaited)
             if type(reply) is CoroutineType:
                 try:
-                    awaited = run(reply.send, None)
+                    awaited = life.context.run(reply.send, None)
                     if self._items:
                         self._rouse_all()
                     return self.go_on(life, reply, awaited)
@@ -254,7 +322,7 @@ class AsyncPorts(AsyncGroupPorts):
 
     @coroutine
     def go_on(
-        self, life: Life, opened: CoroutineType[Any, Any, Any] | None, reply: Any
+        self, life: Life, opened: Coroutine[Any, Any, Any] | None, reply: Any
     ) -> Generator[Any, Any, Any]:
         """Go on to the outcome: from the reply of the first attempt, or from within it (`opened`), awaiting `reply`."""
         run = life.context.run

@@ -21,6 +21,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import msgspec
+
 from onceward._process.stacks import thread_stack
 from onceward._sync import run_blocking
 from onceward.backoff import LONGEST_SLEEP
@@ -32,7 +34,7 @@ from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import DISOWNED, Exited, Failed, Script, TimeLimit, drive, failure_reply
 from onceward.task.slots import Item
 from onceward.task.work import Life, Work
-from onceward.telemetry.context import current_attempt
+from onceward.telemetry.context import current_attempt, current_work
 from onceward.transaction import Transaction
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -54,30 +56,22 @@ def absorb(thread_ident: int) -> None:
     _clear_async_exc(thread_ident, None)
 
 
-class ThreadTry(Try):
+class ThreadTry(Try, eq=False, kw_only=True):
     """An attempt in a thread.
 
-    Thread and watchdog race with `list.pop`, which is atomic and, unlike a lock, cannot be left half done by an
-    exception from outside. Who pops `running` first decides whether the attempt ended or expired; who pops `landing`
-    first decides whether an expired attempt ended after all or is stuck.
+    Thread and watchdog race with `list.append`, which is atomic and, unlike a lock, cannot be left half done by an
+    exception from outside. Who is first in `ended` decides whether the attempt ended or expired; who is first in
+    `landed` decides whether an expired attempt ended after all or is stuck.
     """
 
-    __slots__ = ("ident", "landing", "raises", "running", "sent")
-
-    def __init__(self, work: Work, due: float, limit: TimeLimit, ident: int, *, raises: bool) -> None:
-        # Not by super().__init__(): every attempt pays for it.
-        self.expired = self.over = self.sent = False
-        self._cancellers = []
-        self.work = work
-        self.due = due
-        self.limit = limit
-        self.ident = ident
-        self.raises = raises
-        self.running = [True]
-        self.landing = [True]
+    ident: int
+    raises: bool
+    sent: bool = False
+    ended: list[str] = msgspec.field(default_factory=list)
+    landed: list[str] = msgspec.field(default_factory=list)
 
     def expire(self) -> bool:
-        return _first(self.running)
+        return _is_first(WATCHDOG, self.ended)
 
     def interrupt(self) -> None:
         self.cancel()
@@ -86,16 +80,15 @@ class ThreadTry(Try):
             self.sent = True
 
     def give_up(self) -> bool:
-        return _first(self.landing)
+        return _is_first(WATCHDOG, self.landed)
 
 
-def _first(token: list[bool]) -> bool:
-    """Whether this is the first to pop the token."""
-    try:
-        token.pop()
-    except IndexError:
-        return False
-    return True
+WATCHDOG, THREAD = "watchdog", "thread"
+
+
+def _is_first(who: str, arrivals: list[str]) -> bool:
+    arrivals.append(who)
+    return arrivals[0] is who
 
 
 class BlockingPorts:
@@ -138,19 +131,14 @@ class BlockingPorts:
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        if timeout is None and work.deadline == inf and not self.interruptible:
+        due, limit = work.deadline, work.limit
+        if timeout is None and due == inf and not self.interruptible:
             try:
                 return call(*arguments)
-            except BaseException as error:  # noqa: BLE001  an error of user code is a reply
-                return failure_reply(error)
-        return self._invoke_limited(work, call, arguments, timeout)
-
-    def _invoke_limited(
-        self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
-    ) -> Any:
+            except BaseException as raised:  # noqa: BLE001  an error of user code is a reply
+                return failure_reply(raised)
         if self._deadlines.hurried and type(work) is Life:
             return self._deadlines.refuse(work)
-        due, limit = work.deadline, work.limit
         if timeout is not None or due != inf:
             now = self.now()
             due, limit = first_limit(work, timeout, now)
@@ -159,9 +147,9 @@ class BlockingPorts:
         ident = threading.get_ident()
         reply: Any = None
         error: BaseException | None = None
-        this = ThreadTry(work, due, limit, ident, raises=self._raises)
+        this = ThreadTry(limit, work=work, due=due, ident=ident, raises=self._raises)
         in_time = False
-        if self._watchdog is None and due < inf:
+        if due != inf and self._watchdog is None:
             self._start_watchdog()  # here, where no interrupt can break it off
         current_attempt.set(this)
         try:
@@ -172,7 +160,7 @@ class BlockingPorts:
                 reply = call(*arguments)
             except BaseException as raised:  # noqa: BLE001
                 error = raised
-            in_time = _first(this.running)
+            in_time = _is_first(THREAD, this.ended)
             if not in_time and this.raises:
                 # The interrupt may have been swallowed already, or may still be pending.
                 while not this.sent:
@@ -185,7 +173,7 @@ class BlockingPorts:
         del self._tries[ident]
         if in_time:
             return reply if error is None else failure_reply(error)
-        if not _first(this.landing):
+        if not _is_first(THREAD, this.landed):
             return DISOWNED
         if error is None or isinstance(error, AttemptInterrupted):
             return Failed(None, this.limit, late=reply)
@@ -213,13 +201,20 @@ class BlockingPorts:
         return None if outcome is DISOWNED else outcome
 
     def _live(self, life: Life) -> Any:
-        reply = first_attempt(life, self)
-        return DISOWNED if reply is DISOWNED else self._go_on(life, reply)
+        plan = life.plan
+        if plan.plain and not life.blocked:  # as `first_attempt`, without its call
+            current_work.set(life)
+            step = plan.main
+            life.step = step.name
+            reply = self.invoke(life, step.call, (life.transaction,), step.timeout)
+        else:
+            reply = first_attempt(life, self)
+        if reply is DISOWNED:
+            return DISOWNED
+        outcome = early_outcome(life, reply)
+        return self._go_on(life, reply) if outcome is None else outcome
 
     def _go_on(self, life: Life, reply: Any) -> Any:
-        outcome = early_outcome(life, reply)
-        if outcome is not None:
-            return outcome
         life.script = live(life, self, reply)
         return drive(life.script)
 
@@ -232,7 +227,7 @@ class BlockingPorts:
 
     def finish(self, life: Life, reply: Any) -> Any:
         try:
-            outcome = life.context.run(self._go_on, life, reply)
+            outcome = early_outcome(life, reply) or life.context.run(self._go_on, life, reply)
         except BaseException as error:  # noqa: BLE001
             return Exited(error)
         return None if outcome is DISOWNED else outcome

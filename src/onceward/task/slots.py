@@ -39,6 +39,11 @@ Item = Transaction | Life | None
 """None ends a worker."""
 
 
+def as_it_is(reply: Any) -> Any:
+    """A port that has been called already: what it returned, for the driver to await if it has to be."""
+    return reply
+
+
 class Takeover(NamedTuple):
     """A life whose worker is stuck, and the reply its script is waiting for."""
 
@@ -184,7 +189,7 @@ class Slots:
 
     def work(self, first: Takeover | None = None) -> Script[None]:
         """Run one worker: take an item, live it, end it, until dismissed or stuck."""
-        poll, enter = self.ports.poll, self.ports.enter
+        poll, enter, unseen = self.ports.poll, self.ports.enter, self.plan.unseen
         if first is not None:
             outcome = yield self.ports.enter_script, first
             if self.is_over(first.life, outcome):
@@ -202,7 +207,11 @@ class Slots:
             life = self.begin(item)
             if life is None:
                 continue
-            outcome = yield enter, (life,)
+            outcome = enter(life)
+            if outcome is unseen and unseen is not None:
+                self._end_unseen(life)
+                continue
+            outcome = yield as_it_is, (outcome,)
             if type(outcome) is not Outcome and self.is_over(life, outcome):
                 return
             self.end(life, outcome)
@@ -253,7 +262,7 @@ class Slots:
             self._watch.life_ends(life, outcome)
         if self.settled is not None and status is not ABANDONED:
             verdict = DONE if status is SUCCEEDED else NOT_DONE if status is FAILED else RETURNED
-            settlement = Settlement(outcome.transaction, verdict, outcome.error, outcome.delay)
+            settlement = Settlement(life.transaction, verdict, outcome.error, outcome.delay)
             if life.stuck:
                 # Settled when the stuck attempt has ended: a redelivery now would run beside it.
                 self.deferred[id(life)] = settlement
@@ -280,6 +289,18 @@ class Slots:
                 tally.retries += life.retries
             if life.timeouts:
                 tally.timed_out += life.timeouts
+            self.pending = left = self.pending - 1
+        if left == self.wake_at:
+            self.ports.wake()
+
+    def _end_unseen(self, life: Life) -> None:
+        """`end` for a life that needed no more than a successful first attempt, if nobody looks at its outcome."""
+        self._ids.release(life)
+        life.context = NO_CONTEXT
+        if self.settled is not None:
+            self.settled.append(Settlement(life.transaction, DONE))
+        with self._lock:
+            self.tally.succeeded += 1
             self.pending = left = self.pending - 1
         if left == self.wake_at:
             self.ports.wake()

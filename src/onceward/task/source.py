@@ -182,8 +182,7 @@ class Loop(Work):
     def keep(self, batch: Sequence[Transaction]) -> None:
         """Extend the leases of these until they are settled."""
         if self.slots.settled is not None:
-            for transaction in batch:
-                self.open[id(transaction)] = transaction
+            self.open.update(zip(map(id, batch), batch, strict=True))
             if self.source is not None and self.extend_due == inf:
                 self.extend_due = self.ports.now() + self.source.lease / 3
 
@@ -352,9 +351,7 @@ def settle(loop: Loop) -> Script[None]:
         return
     assert loop.source is not None
     assert loop.source.settle is not None
-    batch: list[Settlement] = []
-    while settled:
-        batch.append(settled.popleft())
+    batch = [settled.popleft() for _ in range(len(settled))]
     reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (batch,), insist=True)
     if type(reply) is Failed and loop.out_of_time() and not reply.exits:
         # The loop is out of time; the source has not failed. `give_back` settles again, without a time limit.
@@ -365,8 +362,9 @@ def settle(loop: Loop) -> Script[None]:
         error.__cause__ = reply.error
         fail(loop, StopReason.SETTLE_ERROR, error)
         return
+    close = loop.open.pop
     for settlement in batch:
-        loop.open.pop(id(settlement.transaction), None)
+        close(id(settlement.transaction), None)
 
 
 def extend(loop: Loop) -> Script[None]:

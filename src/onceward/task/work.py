@@ -42,6 +42,8 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How first attempts are decided in groups; None if each is by itself."""
     watch: Any
     """Spans and per-step metrics; None without an SDK."""
+    unseen: Outcome | None
+    """The outcome of each first attempt that succeeds, if nobody looks at what is in it."""
     tracebacks: Tracebacks
     generation: int
     """Of the process that makes the call: a child that user code forks has another."""

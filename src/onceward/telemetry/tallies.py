@@ -26,6 +26,10 @@ class AttemptTally(Protocol):
         """`count` each of these."""
         ...
 
+    def count_done(self, seconds: list[float]) -> None:
+        """`count` attempts that did it at once, by the seconds they took."""
+        ...
+
 
 _tallies: dict[str, AttemptTally] = {}
 

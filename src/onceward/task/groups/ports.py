@@ -5,36 +5,49 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
 from types import CoroutineType, coroutine
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from onceward.task.groups.together import STUCK
 from onceward.task.groups.turns import AsyncTurns
-from onceward.task.lifecycle import LifePorts, early_outcome, first_attempt
+from onceward.task.lifecycle import early_outcome
 from onceward.task.script import DISOWNED, Closed, Exited, Failed, await_in_context, failure_reply
 from onceward.task.work import Life
+
+
+class Opened(NamedTuple):
+    """A first attempt that has to wait."""
+
+    following: Any
+    """What awaits the rest of it, and returns its reply."""
+    awaited: Any
+    """What it waits for."""
 
 
 class AsyncGroupPorts(ABC):
     @abstractmethod
     def failure_reply(self, error: BaseException) -> Failed: ...
     @abstractmethod
+    def open(self, life: Life) -> Any: ...
+    @abstractmethod
     def go_on(
-        self, life: Life, opened: CoroutineType[Any, Any, Any] | None, reply: Any
+        self, life: Life, opened: Coroutine[Any, Any, Any] | None, reply: Any
     ) -> Generator[Any, Any, Any]: ...
 
     def begin(self, life: Life) -> Any:
         run = life.context.run
         try:
-            reply = run(first_attempt, life, cast(LifePorts, self))
+            reply = self.open(life)
         except BaseException as error:  # noqa: BLE001
             return Exited(error)
+        if type(reply) is Opened:
+            return self._await_reply(run, reply.following, reply.awaited)
         return self._await_reply(run, reply) if type(reply) is CoroutineType else reply
 
     @coroutine
-    def _await_reply(self, run: Callable[..., Any], opened: Any) -> Generator[Any, Any, Any]:
+    def _await_reply(self, run: Callable[..., Any], opened: Any, *awaited: Any) -> Generator[Any, Any, Any]:
         try:
             try:
-                reply = yield from await_in_context(run, opened)
+                reply = yield from await_in_context(run, opened, *awaited)
                 return STUCK if reply is DISOWNED else reply
             except Closed:
                 raise
