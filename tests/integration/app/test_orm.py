@@ -402,13 +402,19 @@ EVENTS = [order(1), order(2, name="bob")]
 
 @pytest.mark.req("IN-07")
 @pytest.mark.parametrize(
-    "consumer", [pytest.param(honest, marks=pytest.mark.long), honest_async], ids=["threads", "asyncio"]
+    ("consumer", "only"),
+    [
+        pytest.param(honest, [], marks=pytest.mark.long),
+        pytest.param(honest_async, [], marks=pytest.mark.long),
+        (honest_async, ["exceptions", "kills", "groups", "outside-calls"]),  # where the session matters
+    ],
+    ids=["every scenario, threads", "every scenario, asyncio", "asyncio"],
 )
-def test_verify_proves_a_handler_with_an_orm_session(consumer: Any) -> None:
-    verify_consumer(consumer, events=EVENTS, setup=Base.metadata.create_all)
+def test_verify_proves_a_handler_with_an_orm_session(consumer: Any, only: list[str]) -> None:
+    verify_consumer(consumer, events=EVENTS, setup=Base.metadata.create_all, only=only)
 
 
 @pytest.mark.req("IN-07")
 def test_verify_finds_a_handler_that_swallows_the_failure_of_a_flush() -> None:
     with pytest.raises(AssertionError, match=r"swallow|caught|lost"):
-        verify_consumer(swallows, events=EVENTS, setup=Base.metadata.create_all)
+        verify_consumer(swallows, events=EVENTS, setup=Base.metadata.create_all, only=["exceptions"])
