@@ -9,6 +9,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from onceward.cli.main import app
+from tests.support.wait import LIMIT
 
 
 def new(*arguments: object) -> Result:
@@ -33,7 +34,7 @@ def do(project: Path, *command: object, **environment: str) -> str:
         env=clean() | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT * 2,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from onceward.connectors import SqliteConnector
-from tests.support.forked import FORKED
+from tests.support.fork_server import FORKED
 from tests.support.schema import new_schema
 
 PATIENCE = 60.0

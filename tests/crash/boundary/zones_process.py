@@ -20,7 +20,7 @@ from onceward.boundary.bundle import Import, check
 from onceward.boundary.links.manager import Links, LinkSettings
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from tests.support.boundary.in_process import serving
-from tests.support.forked import FORKED
+from tests.support.fork_server import FORKED
 
 DEADLINE = 60.0
 

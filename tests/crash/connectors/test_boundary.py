@@ -22,7 +22,7 @@ from onceward.inbox import Inbox
 from tests.crash.connectors import boundary_worker as worker
 from tests.crash.connectors.boundary_worker import CONTRACT, RECEIVER, REFUSED, Orders
 from tests.support.boundary import server
-from tests.support.forked import FORKED
+from tests.support.fork_server import FORKED
 from tests.support.wait import until
 
 FACTS = 60

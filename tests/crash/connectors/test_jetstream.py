@@ -26,7 +26,7 @@ from onceward.testing.servers import Server, nats_cluster, nats_server
 from onceward.transaction import Settlement, Verdict
 from tests.crash.connectors import jetstream_worker as worker
 from tests.crash.connectors.jetstream_worker import CONTRACT, LEASE, REFUSED, STREAM, JetStreamOrders
-from tests.support.forked import FORKED
+from tests.support.fork_server import FORKED
 from tests.support.processes import LoggedProcess
 from tests.support.run.world import COMMAND
 from tests.support.wait import until

@@ -328,12 +328,11 @@ def warnings_of(data: Path, *options: str, command: Sequence[str] = COMMAND) -> 
 @pytest.mark.parametrize(
     "host",
     [
-        "127.0.0.1",
         "[::1]",
         "line.test",
         *(
             pytest.param(each, marks=pytest.mark.long)
-            for each in ("127.0.0.2", "127.1", "localhost", "LOCALHOST")
+            for each in ("127.0.0.1", "127.0.0.2", "127.1", "localhost", "LOCALHOST")
         ),
     ],
 )

@@ -179,8 +179,15 @@ def test_ctrl_c_ends_a_consumer_that_waits_for_a_silent_boundary(world: Boundary
 
 
 @pytest.mark.req("BC-57")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-@pytest.mark.parametrize("more", [[], ["--once"]], ids=["on and on", "once"])
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [
+        pytest.param(signal.SIGINT, [], id="SIGINT, on and on"),
+        pytest.param(signal.SIGTERM, ["--once"], id="SIGTERM, once"),
+        pytest.param(signal.SIGTERM, [], id="SIGTERM, on and on", marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, ["--once"], id="SIGINT, once", marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_ends_a_forward_whose_source_does_not_answer(
     tmp_path: Path, number: signal.Signals, more: list[str]
 ) -> None:

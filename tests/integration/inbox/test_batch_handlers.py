@@ -19,8 +19,8 @@ from onceward.middleware import Middleware
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.testing.inbox.effects import effectful
 from onceward.testing.inbox.samples import contract
-from onceward.testing.servers import postgres_server
 from tests.integration.inbox.test_engine import paid
+from tests.support.schema import new_schema
 
 POLICY = {"loop": {"batch": {"size": 4}, "concurrency": {"value": 1}}}
 INSERT = "INSERT INTO charged VALUES (:id)"
@@ -100,8 +100,8 @@ class Shop:
 @pytest.fixture(params=["sqlite, threads", "postgresql, asyncio", "sqlite, one commit"])
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     if request.param.startswith("postgresql"):
-        with postgres_server() as server:
-            made = Shop(tmp_path, server.url, asynchronous=True)
+        with new_schema(request.getfixturevalue("postgres_url")) as schema:
+            made = Shop(tmp_path, schema.plain_url, asynchronous=True)
             yield made
             made.engine.dispose()
     else:

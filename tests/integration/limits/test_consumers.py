@@ -18,6 +18,7 @@ from onceward.app.build import open_task, open_task_async
 from onceward.connectors import SqliteConnector
 from onceward.deadletters import DeadLetters
 from onceward.task.report import Report
+from tests.support.wait import LIMIT
 
 CONTRACT = Contract(
     consumer_id="billing",
@@ -156,7 +157,7 @@ def test_a_key_with_many_messages_does_not_hold_up_the_others(shop: Shop) -> Non
         update={"loop": consumer.policy.loop.model_copy(update={"streaming": True})}
     )
     with open_task(shop.app, consumer) as task:
-        threading.Thread(target=lambda: (stop.wait(60), task.stop()), daemon=True).start()
+        threading.Thread(target=lambda: (stop.wait(LIMIT), task.stop()), daemon=True).start()
         report = task.consume_transactions(policy)
     assert (report.succeeded, report.failed) == (51, 0)
     assert sorted(shop.numbers)[1:] == list(range(500, 550))

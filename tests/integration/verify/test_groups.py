@@ -131,7 +131,10 @@ def enter_half(entries: list[dict[str, Any]], session: Any) -> None:
 
 
 @pytest.mark.req("CC-145")
-@pytest.mark.parametrize(("consumer", "found"), [(enter_all, False), (enter_some, True), (enter_half, True)])
+@pytest.mark.parametrize(
+    ("consumer", "found"),
+    [(enter_all, False), (enter_half, True), pytest.param(enter_some, True, marks=pytest.mark.long)],
+)
 def test_a_batch_handler_that_stops_before_the_end_of_a_large_batch_is_found(
     consumer: Any, found: bool
 ) -> None:

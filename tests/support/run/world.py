@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -112,7 +113,7 @@ class Run(LoggedProcess):
 
     # ── health ──────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
+    @cached_property
     def url(self) -> str:
         until(lambda: self.has_said("health at "))
         line = next(line["message"] for line in self.lines if "health at" in line["message"])
