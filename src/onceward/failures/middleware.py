@@ -25,9 +25,9 @@ from onceward.failures.rules import BusinessRule, OutageRule, RuleBook, causes_o
 from onceward.failures.signs import retry_after_of
 from onceward.failures.states import HoldRecords, Identity
 from onceward.middleware import Middleware, SourceCalls, StepInfo, sleep
+from onceward.task.attempts.observers import ObservingMiddleware, StepObserver
 from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
 from onceward.task.lifecycle import text_of
-from onceward.task.observers import ObservingMiddleware, StepObserver
 from onceward.task.work import DUPLICATE
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict

@@ -12,8 +12,8 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from onceward.middleware import SourceCalls, StepInfo
+from onceward.task.attempts.observers import ObservingMiddleware, StepObserver
 from onceward.task.exceptions import Postponed
-from onceward.task.observers import ObservingMiddleware, StepObserver
 from onceward.telemetry.tallies import Attempt, AttemptTally
 from onceward.transaction import Settlement, Transaction, Verdict
 

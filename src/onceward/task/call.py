@@ -21,6 +21,7 @@ from onceward._process.forks import UserCode, forks
 from onceward._process.stop import AsyncStop, BlockingStop
 from onceward._sync import as_coroutine, as_function, run_blocking
 from onceward.middleware import Middleware
+from onceward.task.attempts.observers import observed, split
 from onceward.task.base import BaseTask
 from onceward.task.cancellation import current_token, raise_if_cancelled
 from onceward.task.deadlines import RunningAttempt
@@ -34,19 +35,17 @@ from onceward.task.groups.together import Grouping
 from onceward.task.lifecycle import Step
 from onceward.task.loops import LANDING, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
-from onceward.task.observers import observed, split
 from onceward.task.ports_asyncio import AsyncPorts
 from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
 from onceward.task.script import Exited, Failed, Script, TimeLimit, drive_async
 from onceward.task.slots import Slots
 from onceward.task.source import LeaseGuard, Loop, LoopPorts, Source
-from onceward.task.work import SUCCEEDED, CallPlan, Life, Outcome, Work
+from onceward.task.work import UNSEEN, CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
 from onceward.telemetry.log_thread import log_thread
 from onceward.telemetry.logger import OwnLogger, Tracebacks, do_soon
-from onceward.transaction import Transaction
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
@@ -59,8 +58,6 @@ NOT_DEFINED: set[Any] = set()
 """The mixins' default handlers, which do nothing."""
 REQUIRED: set[Any] = set()
 """The methods that a task has to define."""
-NOTHING = Transaction(id="nothing")
-"""In an outcome that nobody looks at."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -142,7 +139,7 @@ class Call:
             afterwards="" if wiring.source is None else wiring.source.afterwards,
             grouping=wiring.grouping,
             watch=self.watch,
-            unseen=Outcome(NOTHING, SUCCEEDED) if self.watch is None and wiring.on_outcome is None else None,
+            unseen=UNSEEN if self.watch is None and wiring.on_outcome is None else None,
             tracebacks=Tracebacks(),
             generation=forks.generation,
         )

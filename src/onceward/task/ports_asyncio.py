@@ -19,11 +19,11 @@ from typing import Any
 from onceward._functions import check_awaitable
 from onceward._process.stacks import coroutine_stack
 from onceward.backoff import LONGEST_SLEEP
+from onceward.task.attempts.first_attempts import Opened
 from onceward.task.deadlines import Clock, Deadlines, RunningAttempt, TaskTry, first_limit, is_too_late
-from onceward.task.exceptions import AttemptInterrupted
-from onceward.task.groups.ports import AsyncGroupPorts, Opened
+from onceward.task.groups.ports import AsyncGroupPorts
 from onceward.task.groups.together import WAIT
-from onceward.task.lifecycle import early_outcome, first_attempt, live
+from onceward.task.lifecycle import early_outcome, live
 from onceward.task.script import (
     DISOWNED,
     Closed,
@@ -40,7 +40,7 @@ from onceward.task.script import (
 )
 from onceward.task.slots import Item
 from onceward.task.work import Life, Work
-from onceward.telemetry.context import current_attempt, current_work
+from onceward.telemetry.context import current_attempt
 from onceward.transaction import Transaction
 
 TURN = 0.002
@@ -64,11 +64,11 @@ class AsyncPorts(AsyncGroupPorts):
         """Whether attempts without a time limit can be cut off too: see `BaseTask.hurry`."""
         self.now = clock.now
         self.sleeping = clock.sleeping
-        self._deadlines = Deadlines(stuck_grace, on_expiry)
-        self._tries = self._deadlines.tries
-        self.forgive = self._deadlines.forgive  # because telemetry holds up the event loop
+        self.deadlines = Deadlines(stuck_grace, on_expiry)
+        self.tries = self.deadlines.tries
+        self.forgive = self.deadlines.forgive  # because telemetry holds up the event loop
         self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._items: deque[Item] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -76,7 +76,7 @@ class AsyncPorts(AsyncGroupPorts):
         self._mail = False
         self._parked: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._soiled: set[asyncio.Task[Any]] = set()
+        self.soiled: set[asyncio.Task[Any]] = set()
         self._reserve: deque[Script[None]] = deque()
         """Workers that have not started."""
         self._turn_ends = 0.0
@@ -97,7 +97,7 @@ class AsyncPorts(AsyncGroupPorts):
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        if timeout is None and work.deadline == inf and not (self.interruptible or self._soiled):
+        if timeout is None and work.deadline == inf and not (self.interruptible or self.soiled):
             try:
                 reply = call(*arguments)
             except BaseException as error:  # noqa: BLE001  an error of user code is a reply
@@ -109,12 +109,12 @@ class AsyncPorts(AsyncGroupPorts):
     async def _invoke_limited(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        task = asyncio.current_task(self._loop)
+        task = asyncio.current_task(self.loop)
         assert task is not None
-        if self._soiled and task in self._soiled:
+        if self.soiled and task in self.soiled:
             await self._clean(task)
-        if self._deadlines.hurried and type(work) is Life:
-            return self._deadlines.refuse(work)
+        if self.deadlines.hurried and type(work) is Life:
+            return self.deadlines.refuse(work)
         due, limit = work.deadline, work.limit
         now = 0.0
         if timeout is not None or due != inf:
@@ -124,33 +124,16 @@ class AsyncPorts(AsyncGroupPorts):
                 return Failed(None, limit)
         reply: Any = None
         error: BaseException | None = None
-        self._tries[task] = this = TaskTry(work=work, due=due, limit=limit, task=task)
+        self.tries[task] = this = TaskTry(work=work, due=due, limit=limit, task=task)
         current_attempt.set(this)
-        if due < self._deadlines.watch_at:  # so it is not infinite, and `now` is set
+        if due < self.deadlines.watch_at:  # so it is not infinite, and `now` is set
             self._watch_from(due, now)
         try:
             this.awaited = awaited = call(*arguments)
             reply = await (awaited if type(awaited) is CoroutineType else check_awaitable(awaited, call))
         except BaseException as raised:  # noqa: BLE001
             error = raised
-        return self._conclude(this, reply, error)
-
-    def _conclude(self, this: TaskTry, reply: Any, error: BaseException | None) -> Any:
-        """The reply of an attempt that has ended."""
-        task = this.task
-        del self._tries[task]
-        this.over = True
-        current_attempt.set(None)
-        if this.stuck:
-            return DISOWNED
-        if this.expired:
-            task.uncancel()
-            if self.is_cancelled(task):
-                raise asyncio.CancelledError
-            if error is None or isinstance(error, (asyncio.CancelledError, AttemptInterrupted)):
-                return Failed(None, this.limit, late=reply)
-            return failure_reply(error, this.limit)
-        return reply if error is None else self.failure_reply(error)
+        return self.conclude(this, reply, error)
 
     def is_cancelled(self, task: asyncio.Task[Any]) -> bool:
         """Whether the task has to end because the call was canceled, or everything there is."""
@@ -169,7 +152,7 @@ class AsyncPorts(AsyncGroupPorts):
 
     async def _clean(self, task: asyncio.Task[Any]) -> None:
         """Forget what earlier user code has done to this task."""
-        self._soiled.discard(task)
+        self.soiled.discard(task)
         while task.cancelling():
             task.uncancel()
         try:
@@ -181,10 +164,10 @@ class AsyncPorts(AsyncGroupPorts):
         """The watchdog: runs on a timer set for the earliest deadline."""
         now = self.now()
         try:
-            nearest = self._deadlines.check(now)
+            nearest = self.deadlines.check(now)
         except Exception as error:  # noqa: BLE001  other attempts still need their watchdog
             self.on_crash(error)
-            nearest = self._deadlines.check(now)
+            nearest = self.deadlines.check(now)
         if nearest != inf:
             self._watch_from(nearest, now)
 
@@ -192,17 +175,17 @@ class AsyncPorts(AsyncGroupPorts):
         # Always by a timer: cancelling the running task would hit the wrong place.
         if self._timer is not None:
             self._timer.cancel()
-        self._deadlines.watch_at = due
-        self._timer = self._loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._check_deadlines)
+        self.deadlines.watch_at = due
+        self._timer = self.loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._check_deadlines)
 
     def attempts(self) -> list[RunningAttempt]:
-        return self._deadlines.attempts(lambda this: coroutine_stack(this.awaited, self._thread))
+        return self.deadlines.attempts(lambda this: coroutine_stack(this.awaited, self._thread))
 
     def hurry(self) -> None:
         self._call_soon(self._hurry_now)
 
     def _hurry_now(self) -> None:
-        self._deadlines.hurry()
+        self.deadlines.hurry()
         self.interruptible = True  # attempts are refused where they would be limited
         self.end_postponements()
         self._check_deadlines()
@@ -210,7 +193,7 @@ class AsyncPorts(AsyncGroupPorts):
     def end_postponements(self) -> None:
         self.ending = True
         for waiter, postponed in self._pausing.items():
-            if postponed or self._deadlines.hurried:
+            if postponed or self.deadlines.hurried:
                 release(waiter)
 
     @coroutine
@@ -220,10 +203,10 @@ class AsyncPorts(AsyncGroupPorts):
                 yield
             return
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
-        until = self._loop.time() + min(real, LONGEST_SLEEP)
-        while until > self._loop.time() and not (self.ending if postponed else self._deadlines.hurried):
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            timer = self._loop.call_at(until, release, waiter)
+        until = self.loop.time() + min(real, LONGEST_SLEEP)
+        while until > self.loop.time() and not (self.ending if postponed else self.deadlines.hurried):
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            timer = self.loop.call_at(until, release, waiter)
             self._pausing[waiter] = postponed
             try:
                 yield from waiter
@@ -233,66 +216,6 @@ class AsyncPorts(AsyncGroupPorts):
             finally:
                 timer.cancel()
                 del self._pausing[waiter]
-
-    def open(self, life: Life) -> Any:
-        """Begin the first attempt in the life's context. Returns its reply, or what to await for it: a coroutine, or
-        `Opened`."""
-        run, plan = life.context.run, life.plan
-        if (
-            self.interruptible
-            and plan.plain
-            and plan.main.timeout is None
-            and not (life.blocked or self._soiled or self._deadlines.hurried)
-        ):
-            return run(self._open_unlimited, life)
-        return run(first_attempt, life, self)
-
-    def _open_unlimited(self, life: Life) -> Any:
-        """Begin an attempt that has no time limit but can be cut off: as `first_attempt`, without our own coroutine
-        around the handler's."""
-        task = asyncio.current_task(self._loop)
-        assert task is not None
-        current_work.set(life)
-        step = life.plan.main
-        life.step = step.name
-        self._tries[task] = this = TaskTry(life.limit, work=life, due=inf, task=task)
-        current_attempt.set(this)
-        try:
-            given = step.call(life.transaction)
-        except BaseException as error:  # noqa: BLE001  an error of user code is a reply
-            return self._conclude(this, None, error)
-        this.awaited = given = given if type(given) is CoroutineType else await_checked(given, step.call)
-        try:
-            awaited = given.send(None)
-        except StopIteration as end:
-            return self._conclude(this, end.value, None)
-        except BaseException as error:  # noqa: BLE001
-            return self._conclude(this, None, error)
-        following = self._follow(this, given)
-        next(following)
-        return Opened(following, awaited)
-
-    @coroutine
-    def _follow(self, this: TaskTry, given: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Await what an attempt has begun to await, and return the reply of the attempt."""
-        reply: Any = None
-        awaited: Any = None
-        failed: BaseException | None = None
-        while True:
-            thrown: BaseException | None = None
-            try:
-                value = yield awaited
-            except BaseException as error:  # noqa: BLE001  pass on what the event loop throws
-                thrown = error
-            try:
-                awaited = given.send(value) if thrown is None else given.throw(thrown)
-            except StopIteration as end:
-                reply = end.value
-                break
-            except BaseException as error:  # noqa: BLE001
-                failed = error
-                break
-        return self._conclude(this, reply, failed)
 
     def enter(self, life: Life) -> Any:
         """Return the outcome of a life that need not wait; otherwise a generator to await."""
@@ -394,7 +317,7 @@ class AsyncPorts(AsyncGroupPorts):
                 finally:
                     self._giving_turn = False
                     self._turn_ends = monotonic() + TURN
-            waiter: asyncio.Future[None] = self._loop.create_future()
+            waiter: asyncio.Future[None] = self.loop.create_future()
             self._idle.append(waiter)
             try:
                 yield from waiter
@@ -451,7 +374,7 @@ class AsyncPorts(AsyncGroupPorts):
         self.start(drive_async(script, None, self.failure_reply))
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = EngineTask(work, self._soiled)
+        task = EngineTask(work, self.soiled)
         self._tasks.add(task)
         _outliving.add(task)
         task.add_done_callback(self._on_done)
@@ -460,7 +383,7 @@ class AsyncPorts(AsyncGroupPorts):
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         _outliving.discard(task)
-        self._soiled.discard(task)
+        self.soiled.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         # Canceled other than with the call: its caller must not wait for a worker that is gone.
         if error is not None and not (task.cancelled() and self._cancelled):
@@ -483,7 +406,7 @@ class AsyncPorts(AsyncGroupPorts):
 
     def _call_soon(self, callback: Callable[..., Any], *arguments: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
+            self.loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
             # The event loop is closed: there is nothing to wake.
             return
@@ -491,10 +414,10 @@ class AsyncPorts(AsyncGroupPorts):
     @coroutine
     def park(self, seconds: float | None) -> Generator[Any, Any, None]:
         if not self._mail:
-            self._parked = parked = self._loop.create_future()
+            self._parked = parked = self.loop.create_future()
             timer = None
             if seconds is not None and seconds != inf:
-                timer = self._loop.call_later(min(seconds, LONGEST_SLEEP), self._wake_now)
+                timer = self.loop.call_later(min(seconds, LONGEST_SLEEP), self._wake_now)
             try:
                 yield from parked
             except asyncio.CancelledError as error:
@@ -512,7 +435,7 @@ class AsyncPorts(AsyncGroupPorts):
 
     async def join(self) -> None:
         """Wait for the dismissed workers. Attempts that did not end in time are not waited for."""
-        ending = {task for task in self._tasks if task not in self._tries}
+        ending = {task for task in self._tasks if task not in self.tries}
         if ending:
             await asyncio.wait(ending, timeout=PARTING)
 

@@ -79,6 +79,10 @@ class Outcome(msgspec.Struct, frozen=True):
     """Seconds until a postponed transaction is due again."""
 
 
+UNSEEN = Outcome(Transaction(id="unseen"), SUCCEEDED)
+"""Of every transaction that succeeds at once, where nobody looks at what is in its outcome."""
+
+
 class DuplicateType:
     """A main step returns this instead of a result for a transaction that had been done before."""
 

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Generator
 from types import CoroutineType, coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
+from onceward.task.attempts.first_attempts import AsyncFirstAttempts, Opened
 from onceward.task.groups.together import STUCK
 from onceward.task.groups.turns import AsyncTurns
 from onceward.task.lifecycle import early_outcome
-from onceward.task.script import DISOWNED, Closed, Exited, Failed, await_in_context, failure_reply
+from onceward.task.script import DISOWNED, Closed, Exited, await_in_context, failure_reply
 from onceward.task.work import Life
 
 
-class Opened(NamedTuple):
-    """A first attempt that has to wait."""
-
-    following: Any
-    """What awaits the rest of it, and returns its reply."""
-    awaited: Any
-    """What it waits for."""
-
-
-class AsyncGroupPorts(ABC):
-    @abstractmethod
-    def failure_reply(self, error: BaseException) -> Failed: ...
-    @abstractmethod
-    def open(self, life: Life) -> Any: ...
+class AsyncGroupPorts(AsyncFirstAttempts):
     @abstractmethod
     def go_on(
         self, life: Life, opened: Coroutine[Any, Any, Any] | None, reply: Any
