@@ -38,6 +38,7 @@ def main(database: str, source: str, log: str) -> None:
             failed.add((order["customer"], order["number"]))
             os.write(lines, f"end {what} {time.monotonic_ns()}\n".encode())
             raise RuntimeError("it fails once in each process")
+        time.sleep(0.002)  # so kills find some at work
         session.execute(
             "INSERT INTO charges (customer, number) VALUES (:customer, :number)",
             {"customer": order["customer"], "number": order["number"]},
