@@ -4,6 +4,7 @@
     python -m tests.campaign --source redis --database postgresql --mode asyncio --kills 100
     python -m tests.campaign --chain redis --kills 60        three services: order, charge, ship
     python -m tests.campaign --limits --kills 30             a million starts, counted in the database
+    python -m tests.campaign --order --events 20000          a thousand keys, each in its order
 
 Every order goes to two consumers: one writes through its session, one calls a provider that honors keys.
 """
@@ -25,6 +26,7 @@ from tests.campaign.chain.campaign import attack
 from tests.campaign.chain.premises import WIRES
 from tests.campaign.field import CONSUMERS, Combination, Field, field
 from tests.campaign.limits.campaign import attack_limits
+from tests.campaign.order import ORDERED, attack_order
 from tests.campaign.orders import Order, make_orders
 from tests.campaign.tally import Tally, count, unfinished
 from tests.campaign.trouble import Trouble
@@ -41,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.limits:
         fine = attack_limits(starts=options.starts, kills=options.kills, seed=options.seed)
         failed: list[Any] = [] if fine else ["limits"]
+    elif options.order is not None:
+        failed = [source for source in options.order or ORDERED if not _attack_order(source, options)]
     elif options.chain:
         failed = [wire for wire in options.chain if not _attack(wire, options)]
     else:
@@ -63,6 +67,10 @@ def _attack(wire: str, options: argparse.Namespace) -> bool:
         processes=options.processes,
         seed=options.seed,
     )
+
+
+def _attack_order(source: str, options: argparse.Namespace) -> bool:
+    return attack_order(source, events=options.events, kills=options.kills, seed=options.seed)
 
 
 def _chosen(options: argparse.Namespace) -> list[Combination]:
@@ -155,6 +163,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--chain", choices=WIRES, action="append", help="attack order → charge → ship on this wire instead"
     )
     parser.add_argument("--limits", action="store_true", help="attack limits instead")
+    parser.add_argument(
+        "--order", nargs="*", choices=ORDERED, help="attack order by key instead, on these sources or all"
+    )
     parser.add_argument("--starts", type=int, default=1_000_000, help="of limits")
     parser.add_argument("--database", choices=DATABASES)
     parser.add_argument("--mode", choices=MODES)

@@ -81,7 +81,7 @@ class KeepOrder(Middleware):
             batch = await source.fetch(size, **extra)
             if not batch:
                 return batch
-            keys = [self._find_key(each) for each in batch]
+            keys = self._find_keys(batch)
             return await self._without_held(source, batch, keys) if self._rule.holds else batch
 
         async def settle(settlements: Sequence[Settlement]) -> None:
@@ -91,6 +91,12 @@ class KeepOrder(Middleware):
             await source.settle(settlements)
 
         return source.replace(fetch=fetch, settle=settle)
+
+    def _find_keys(self, batch: Sequence[Transaction]) -> Sequence[str | None]:
+        try:
+            return [*map(self._rule.find_key, batch)]
+        except NoKey:
+            return [self._find_key(each) for each in batch]
 
     def _find_key(self, transaction: Transaction) -> str | None:
         try:

@@ -72,7 +72,9 @@ class OrderRule(msgspec.Struct, frozen=True):
     def find_key(self, transaction: Transaction) -> str:
         """The key of an event, or raise `NoKey` with the reason why it has none."""
         by, payload = self.by, transaction.payload
-        is_plain = type(by) is str and type(payload) is dict and "." not in by  # usually; this runs for every event
+        is_plain = (
+            type(by) is str and type(payload) is dict and "." not in by
+        )  # usually; this runs for every event
         found = payload.get(by) if is_plain else self._value_in(payload)
         kind = type(found)
         if kind is str or kind is int:

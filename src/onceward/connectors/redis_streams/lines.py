@@ -100,8 +100,12 @@ class StreamLines:
             if len(self._ahead.seen) < count - len(rows) and knows_where and not is_end:
                 is_end = yield from self._read_on(ahead)
             after, seen = self._ahead
-            told = list(islice(seen.values(), MOST_AT_ONCE))  # Lua has room for 8,000 values at once
-            known = [each.id for each in told], [each.line for each in told], [each.place for each in told]
+            passed = list(islice(seen.values(), MOST_AT_ONCE))  # Lua has room for 8,000 values at once
+            known = (
+                [each.id for each in passed],
+                [each.line for each in passed],
+                [each.place for each in passed],
+            )
             arguments = (recover, is_fixed, after, msgspec.msgpack.encode(known))
             reply = yield from self._evaluate(
                 line_scripts.TAKE, (*self._terms(count - len(rows)), *arguments)
