@@ -155,7 +155,7 @@ def discard(transaction: DbTransaction, rows: Sql, wanted: Filter) -> int:
 
 def purge(transaction: DbTransaction, rows: Sql, size: int) -> int:
     """Remove up to `size` letters that are settled, old enough and not held."""
-    return rows.changed(transaction, _PURGE, size=size)
+    return rows.changed(transaction, _PURGE.replace("{among}", rows.among(_OLD)), size=size)
 
 
 def stats(transaction: DbTransaction, rows: Sql) -> list[dict[str, Any]]:
@@ -181,10 +181,8 @@ _COLUMNS = """
 )
 _MAY_GO = "status IN ('resolved', 'discarded') AND hold IS NULL AND keep_until <= {now}"
 # The condition is repeated: the outer one is evaluated again if another transaction changed the row meanwhile.
-_PURGE = f"""
-    DELETE FROM onceward_dead_letters
-    WHERE id IN (SELECT id FROM onceward_dead_letters WHERE {_MAY_GO} LIMIT :size) AND {_MAY_GO}
-"""
+_OLD = f"SELECT id FROM onceward_dead_letters WHERE {_MAY_GO} LIMIT :size"
+_PURGE = f"DELETE FROM onceward_dead_letters WHERE id {{among}} AND {_MAY_GO}"
 _STATS = """
     SELECT consumer, event_type, category, status, count(*) AS letters, min(died_at) AS oldest, max(died_at) AS newest
     FROM onceward_dead_letters GROUP BY consumer, event_type, category, status

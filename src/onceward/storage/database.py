@@ -191,6 +191,11 @@ class Sql:
         self.for_update = "" if dialect == "sqlite" else " FOR UPDATE"
         """Append to a query to lock its rows until the transaction ends. SQLite has only one writer anyway."""
 
+    def among(self, select: str) -> str:
+        """The condition that a value is one of those that a query finds. PostgreSQL is to find them first: as a join,
+        and with wrong statistics, it may read all rows of the table for each of them."""
+        return f"= ANY(ARRAY({select}))" if self.for_update else f"IN ({select})"
+
     def on(self, connection: Connection, sql: str, **values: Any) -> Any:
         """Run a statement on a bare connection. SQLAlchemy ignores values that the statement does not name."""
         return connection.execute(self._statement(sql), values | self._times(connection, sql))

@@ -105,6 +105,35 @@ def test_killed_at_any_point_a_message_is_gone_if_and_only_if_its_effects_are_th
         assert site.charges() == Counter(EVENTS)
 
 
+@pytest.mark.req("PG-08", "PG-13")
+@pytest.mark.parametrize("point", ["written", "removed", "committed"])
+@pytest.mark.parametrize("asynchronous", [THREADS, ASYNCIO], ids=["threads", "asyncio"])
+def test_killed_inside_a_group_all_of_it_is_on_the_queue_and_right_after_it_none(
+    postgresql: JointSite, point: str, asynchronous: bool
+) -> None:
+    site = postgresql
+    events = [f"event-{number}" for number in range(20)]
+    events[9] = TARGET
+    orders: dict[str, Any] = {"commit": "group", "asynchronous": asynchronous, "batch": 20}
+    site.send(*events)
+    site.dies(point=point, **orders)
+    done = site.effects()
+    assert done[TARGET] == (point == "committed")
+    assert waiting(site) == len(events) - len(done)
+    if point == "committed":
+        assert site.ask("SELECT max(ended) > 1 FROM onceward_queue_log") == [(True,)], "it was in a group"
+    else:
+        assert len(site.said("handling", by="doomed")) > len(done) + 1, "it was in a group"
+
+    site.drain(**orders)
+    assert site.effects() == Counter(events)
+    assert set(site.said("handling", by="restarted")) == set(events) - set(done)
+    reports = site.reports()
+    assert (reports["failed"], reports["duplicates"]) == (0, 0), "no delivery was for nothing"
+    assert site.ask("SELECT sum(ended) FROM onceward_queue_log") == [(len(events),)]
+    assert site.dead_letters() == []
+
+
 @pytest.mark.req("PG-07")
 def test_a_worker_that_was_frozen_past_its_lease_commits_nothing(postgresql: JointSite) -> None:
     """In SQLite nobody else gets the message meanwhile: the worker holds the only lock."""

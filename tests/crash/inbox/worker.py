@@ -33,6 +33,7 @@ from onceward.inbox.effects import Heartbeat, Ledger
 from onceward.inbox.processor import EventProcessor
 from onceward.inbox.stores.postgresql import PostgreSqlStore
 from onceward.inbox.stores.sqlite import SqliteStore
+from onceward.task.groups import pace, together
 from onceward.task.mixins.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
@@ -88,6 +89,8 @@ class Orders:
     """Seconds in each handler: in the outside call, or, without one, between the writes."""
     skew: float = 0.0
     """Seconds by which its clock is wrong."""
+    commit: Any = None
+    """Of its consumer: "group", or what is usual."""
     checked: bool = False
     """Check at each acknowledgement whether others can see the effect."""
 
@@ -177,6 +180,7 @@ class Billing(ConsumerTask):
         super().__init__(**given)
         self.worker = worker
         self.contract = contract_of(worker.orders)
+        self.commit = worker.orders.commit
 
     def process_transaction(self, transaction: Transaction, session: Any) -> None:
         worker, orders, id_ = self.worker, self.worker.orders, transaction.id
@@ -202,6 +206,7 @@ class AsyncBilling(AsyncConsumerTask):
         super().__init__(**given)
         self.worker = worker
         self.contract = contract_of(worker.orders)
+        self.commit = worker.orders.commit
 
     async def process_transaction(self, transaction: Transaction, session: Any) -> None:
         worker, orders, id_ = self.worker, self.worker.orders, transaction.id
@@ -247,6 +252,10 @@ def arm(worker: Worker) -> None:
         for transaction in batch:
             reached("fetched", transaction.id)
 
+    def all_removed(self: Any, answer: Any, transaction: Any, delivered: Sequence[Transaction]) -> None:
+        for each in delivered:
+            reached("removed", each.id)
+
     def batch_started(self: Any, answer: dict[str, Any], *_: Any) -> None:
         for tracking_id in answer:
             reached("started", tracking_id)
@@ -267,11 +276,14 @@ def arm(worker: Worker) -> None:
     def ended(point: str) -> Callable[..., None]:
         return lambda self, answer, attempt, *_: reached(point, attempt.key.tracking_id)
 
+    if worker.orders.commit == "group":  # however slow the machine is
+        together.LONGEST = pace.QUICK = 1000.0
     if worker.orders.heartless:
         Heartbeat._renew = does_nothing  # type: ignore[assignment]
     for connector in (SqliteConnector, PostgreSqlConnector):
         after_plain(connector, "fetch_transactions", fetched)
         after_plain(connector, "settle_in", lambda *about: reached("removed", about[3].id))
+    after_plain(PostgreSqlConnector, "settle_all_in", all_removed)
     for connector in (AsyncSqliteConnector, AsyncPostgreSqlConnector):
         after(connector, "fetch_transactions_async", fetched)
     after(AttemptLedger, "expect", batch_started)

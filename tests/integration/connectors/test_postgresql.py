@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -188,7 +188,7 @@ def test_a_role_that_may_create_nothing_uses_queues_of_an_earlier_onceward_as_th
         with PostgreSqlConnector(url, "orders") as other:
             assert payloads(other) == [0, 1]
             assert other._rows.tables is not None
-            assert not other._rows.tables.has_claim
+            assert not other._rows.tables.is_current
     finally:
         schema.execute(f"DROP OWNED BY {role}")
         schema.execute(f"DROP ROLE {role}")
@@ -253,6 +253,93 @@ def test_a_claim_reads_no_more_pages_with_a_backlog_waiting_messages_and_dead_on
         )
     pages()  # the index notes what is dead when it is read, and passes it in pages of hundreds until a vacuum
     assert pages() <= before + 5_000 // 100, "the whole table has many hundreds"
+
+
+READ_ROWS = """
+    SELECT sum(pg_stat_get_xact_tuples_returned(c.oid)) FROM pg_class c
+    WHERE c.relnamespace = current_schema::regnamespace AND c.relname ~ '^onceward_queue_(messages|delayed|turns)'
+"""
+"""Rows and entries of indexes that this session has read."""
+
+
+@pytest.mark.req("PG-04")
+def test_lines_are_kept_without_reading_rows_of_others_whatever_the_statistics_say(
+    schema: Schema, queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    """An analysis met the tables when they were empty, and had pages."""
+    rows, bodies, tables = queue._rows, encode_all(numbered(1)), ("messages", "delayed", "turns")
+    queue.counts()
+    with rows.transaction(5.0):
+        rows.begin_lines(False)
+
+    def fill() -> None:
+        """3,000 messages are the first of their lines, and as many wait behind them."""
+        with engine.begin() as connection:
+            append_in(connection, "orders", bodies * 3_000)
+            append_in(connection, "orders", bodies * 3_000, float("inf"))
+            for table, is_first in (("messages", "true"), ("delayed", "false")):
+                connection.exec_driver_sql(
+                    f"""INSERT INTO onceward_queue_turns (queue, seq, order_key, is_first)
+                    SELECT queue, seq, row_number() OVER (ORDER BY seq), {is_first} FROM onceward_queue_{table}"""
+                )
+
+    for table in tables:
+        schema.execute(f"ALTER TABLE {schema.name}.onceward_queue_{table} SET (autovacuum_enabled = false)")
+    fill()
+    for table in tables:
+        schema.execute(f"DELETE FROM {schema.name}.onceward_queue_{table}")
+        schema.execute(f"ANALYZE {schema.name}.onceward_queue_{table}")
+    fill()
+    queue.dispatch_transactions(numbered(1))
+    schema.execute(
+        f"""DELETE FROM {schema.name}.onceward_queue_messages
+        WHERE seq = (SELECT min(seq) FROM {schema.name}.onceward_queue_turns)"""
+    )
+
+    def read(call: Callable[[], Any]) -> tuple[Any, int]:
+        with rows.transaction(5.0):
+            before = rows._run(READ_ROWS).scalar_one()
+            found = call()
+            return found, int(rows._run(READ_ROWS).scalar_one() - before)
+
+    first, of_first = read(lambda: rows._ready(-1, 10))
+    newcomers, of_newcomers = read(lambda: rows.newcomers(0.0, 10))
+    _, of_advance = read(rows.advance_lines)
+    assert (len(first), len(newcomers)) == (10, 1)
+    assert of_first < 4_000, "of dead ones, too"
+    assert of_newcomers < 40_000, "all messages, and the place of each"
+    assert of_advance < 40_000, "all first places, and the message of each; a join would read millions"
+
+
+@pytest.mark.req("PG-04")
+@pytest.mark.parametrize("older", [False, True], ids=["today", "earlier"])
+def test_messages_that_come_due_are_found_without_passing_all_that_wait(schema: Schema, older: bool) -> None:
+    """Also on queues of an earlier onceward, and after an analysis of the table when it was empty."""
+    with PostgreSqlConnector(schema.plain_url, "orders") as queue:
+        queue.counts()
+    if older:
+        become_older(schema)
+        schema.execute(
+            f"""CREATE OR REPLACE FUNCTION {schema.name}.onceward_queue_move_due(
+                given_queue text, given_limit integer) RETURNS integer LANGUAGE sql AS 'SELECT 0'"""
+        )
+    delayed = f"{schema.name}.onceward_queue_delayed"
+    fill = f"""
+        INSERT INTO {delayed} (queue, seq, visible_at, enqueued_at, body)
+        SELECT 'orders', n, CASE WHEN n > 5000 THEN 1 ELSE 4e9 END, 1, '' FROM generate_series(1, 5020) AS n
+    """
+    for statement in (
+        f"ALTER TABLE {delayed} SET (autovacuum_enabled = false)",
+        fill,
+        f"DELETE FROM {delayed}",
+        f"ANALYZE {delayed}",
+        fill,
+    ):
+        schema.execute(statement)
+    with PostgreSqlConnector(schema.plain_url, "orders") as queue, queue._rows.transaction(5.0):
+        before = queue._rows._run(READ_ROWS).scalar_one()
+        assert queue._rows._move_due(100) == 20
+        assert queue._rows._run(READ_ROWS).scalar_one() - before < 500
 
 
 @pytest.mark.req("PG-04")

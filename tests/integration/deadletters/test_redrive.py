@@ -9,13 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
-from onceward.deadletters import Category, Failure, Filter, Rca, RedriveRefusedError, Status
+from onceward.deadletters import Category, Failure, Filter, Rca, RedriveRefusedError, Status, redrive_leases
 from onceward.deadletters.burial import burial_of
 from onceward.deadletters.redrive import MOST
-from onceward.inbox import Event
+from onceward.inbox import Event, Inbox
+from onceward.storage.database import Sql
 from onceward.testing.telemetry import record
 from tests.support.deadletters.world import BILLING, FIXED, LEASE, Letters, burial, contract, order
+from tests.support.schema import new_schema
 
 pytest_plugins = ("tests.support.databases", "tests.support.deadletters.site")
 
@@ -71,6 +74,22 @@ def test_a_closed_rca_is_refused(letters: Letters) -> None:
     assert letters.rcas()[0]["closed_at"] is not None
     with pytest.raises(RedriveRefusedError, match="is closed"):
         letters.send_again(Filter(consumer="billing", event_type="order.sent"), rca=made.rca_id)
+
+
+@pytest.mark.req("CC-052")
+@pytest.mark.parametrize("query", [redrive_leases._IS_ANY_DUE, redrive_leases._DUE], ids=["any", "due"])
+def test_a_fetch_reads_the_letters_of_a_redrive_up_to_now(postgres_url: str, query: str) -> None:
+    """By the index. Each fetch would pass all letters that a redrive lets go later, otherwise."""
+    with new_schema(postgres_url) as schema:
+        engine = create_engine(schema.url, connect_args=schema.connect_args)
+        Inbox(engine).migrate()
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SET enable_seqscan = off")
+            plan = Sql("postgresql").on(connection, f"EXPLAIN {query}", consumer="billing", size=10).scalars()
+            (condition,) = [each for each in plan if "Index Cond" in each]
+            assert "consumer" in condition
+            assert "available_at <=" in condition
+        engine.dispose()
 
 
 def test_an_open_rca_serves_several_redrives(letters: Letters) -> None:

@@ -13,7 +13,9 @@ BEGIN = """
         set_config('enable_material', 'off', true)
 """
 """Every statement here finds its rows by an index, and joins by looking up each row: other joins read all that wait in
-line. A plan from when a table was small must do so, too: it is kept."""
+line. A plan from when a table was small must do so, too: it is kept. And what is looked up for each row is a subquery
+that locks, or one for the first of a range, for which there is one index: with statistics of an emptied table,
+PostgreSQL would pass all of one table for each row of another."""
 
 APPEND = "SELECT {s}.onceward_queue_append(%s, %s::bytea[])"
 APPEND_ALONE = "SELECT set_config('lock_timeout', %s, true), {s}.onceward_queue_append(%s, %s::bytea[])"
@@ -27,21 +29,33 @@ READY = f"""
     ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
 """
 """Skips what is leased, or being claimed by another."""
-_TURN = "SELECT 1 FROM {s}.onceward_queue_turns t WHERE t.queue = onceward_queue_messages.queue AND t.seq ="
+
+
+def _has_none(table: str, number: str, row: str, value: str) -> str:
+    """The condition that a table has no row of this number, for a row of the same queue in another table."""
+    return f"""(
+        SELECT o.{number} FROM {{s}}.onceward_queue_{table} o
+        WHERE o.queue = {row}.queue AND o.{number} >= {row}.{value} AND o.{number} <= {row}.{value}
+        ORDER BY o.{number} LIMIT 1
+    ) IS NULL"""
+
+
 FIRST_READY = f"""
-    SELECT m.seq, m.token, m.deliveries, m.lost + (m.token IS NOT NULL)::integer, m.body
-    FROM {{s}}.onceward_queue_turns t JOIN {{s}}.onceward_queue_messages m ON m.queue = t.queue AND m.seq = t.seq
-    WHERE t.queue = %s AND t.is_first AND t.seq > %s AND m.leased_until <= {NOW}
-    ORDER BY t.seq LIMIT %s FOR UPDATE OF m SKIP LOCKED
+    SELECT ready.* FROM {{s}}.onceward_queue_turns t, LATERAL (
+        SELECT m.seq, m.token, m.deliveries, m.lost + (m.token IS NOT NULL)::integer, m.body
+        FROM {{s}}.onceward_queue_messages m
+        WHERE m.queue = t.queue AND m.seq = t.seq AND m.leased_until <= {NOW} FOR UPDATE SKIP LOCKED
+    ) AS ready
+    WHERE t.queue = %s AND t.is_first AND t.seq > %s ORDER BY t.seq LIMIT %s
 """
 """From the lines: a search in the queue would pass all messages that have not lined up yet."""
 LOCK_LINES = "SELECT pg_advisory_xact_lock(hashtextextended('onceward_queue_turns ' || %s, 0))"
 HAS_LINES = "SELECT to_regclass('{s}.onceward_queue_turns') IS NOT NULL"
-LEAVE_LINES = """
-    DELETE FROM {s}.onceward_queue_turns t WHERE queue = %s AND is_first
-        AND NOT EXISTS (SELECT 1 FROM {s}.onceward_queue_messages m WHERE m.queue = t.queue AND m.seq = t.seq)
-        AND NOT EXISTS (SELECT 1 FROM {s}.onceward_queue_delayed d WHERE d.queue = t.queue AND d.seq = t.seq)
-        AND NOT EXISTS (SELECT 1 FROM {s}.onceward_queue_dead_letters l WHERE l.queue = t.queue AND l.number = t.dead)
+LEAVE_LINES = f"""
+    DELETE FROM {{s}}.onceward_queue_turns t WHERE queue = %s AND is_first
+        AND {_has_none("messages", "seq", "t", "seq")}
+        AND {_has_none("delayed", "seq", "t", "seq")}
+        AND {_has_none("dead_letters", "number", "t", "dead")}
     RETURNING order_key
 """
 """Ends the places of those that are gone, and returns whose lines have no first one now."""
@@ -54,19 +68,20 @@ COME_FIRST = f"""
     WITH nearest AS MATERIALIZED (
         SELECT ({_NEAREST}) AS seq FROM unnest(%(keys)s::text[]) AS given (order_key)
     ), marked AS (
-        UPDATE {{s}}.onceward_queue_turns SET is_first = true
-        WHERE queue = %(queue)s AND seq = ANY(ARRAY(SELECT nearest.seq FROM nearest)) RETURNING seq
+        UPDATE {{s}}.onceward_queue_turns t SET is_first = true
+        WHERE t.queue = %(queue)s AND t.seq = ANY(ARRAY(SELECT seq FROM nearest)) RETURNING t.seq
     ), gone AS (
-        DELETE FROM {{s}}.onceward_queue_delayed
-        WHERE queue = %(queue)s AND seq = ANY(ARRAY(SELECT marked.seq FROM marked)) AND visible_at + 0 = 'infinity'
-        RETURNING *
+        DELETE FROM {{s}}.onceward_queue_delayed d
+        WHERE d.queue = %(queue)s AND d.seq = ANY(ARRAY(SELECT seq FROM marked))
+            AND (d.visible_at = 'infinity') IS TRUE  -- not by the index of times: all that wait in line are there
+        RETURNING d.*
     )
     INSERT INTO {{s}}.onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone
 """
 """The sum keeps it from the index of times, where all that wait in line are next to each other."""
 NEWCOMERS = f"""
     SELECT seq, token, deliveries, lost + (token IS NOT NULL)::integer, body FROM {{s}}.onceward_queue_messages
-    WHERE queue = %s AND leased_until <= {NOW} AND NOT EXISTS ({_TURN} onceward_queue_messages.seq)
+    WHERE queue = %s AND leased_until <= {NOW} AND {_has_none("turns", "seq", "onceward_queue_messages", "seq")}
     ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
 """
 LINES_OF = f"""

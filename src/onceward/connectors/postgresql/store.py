@@ -27,9 +27,9 @@ from onceward.connectors.postgresql.schema import (
     BATCH,
     CHANNEL,
     QueueTables,
-    add_claim,
     create_tables,
     find_tables,
+    update_functions,
 )
 from onceward.connectors.postgresql.vacuum import QueueVacuum
 from onceward.db.calls import CALLS
@@ -109,9 +109,9 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
                 if self._tables is None:
                     with connection.begin():
                         self._tables = create_tables(connection, self.place)
-                elif not self._tables.has_claim:
+                elif not self._tables.is_current:
                     with connection.begin():
-                        self._tables = add_claim(connection, self._tables)
+                        self._tables = update_functions(connection, self._tables)
             yield connection
 
     @property
