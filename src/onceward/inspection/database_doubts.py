@@ -91,8 +91,8 @@ def doubt_postgresql(connection: Connection) -> Iterator[WeakLink]:
     if own:
         yield WeakLink(
             Strength.HOLDS,
-            f"unlogged tables of yours: {', '.join(own[:3])}{', …' if len(own) > 3 else ''}; PostgreSQL empties them after "
-            "a crash: what a handler has written there is lost, and its event is done",
+            f"unlogged tables of yours: {', '.join(own[:3])}{', …' if len(own) > 3 else ''}; PostgreSQL empties them "
+            "after a crash: what a handler has written there is lost, and its event is done",
             f"ALTER TABLE {own[0]} SET LOGGED, unless no handler writes to it, or what it writes may be lost",
             "not in unlogged tables",
         )

@@ -55,8 +55,8 @@ def describe_server(address: Address) -> SourceFacts:
 
 REFUSES = Durability(
     None,
-    "the queue's PostgreSQL refuses to write: this is a replica, or default_transaction_read_only is on; no message can "
-    "be taken",
+    "the queue's PostgreSQL refuses to write: this is a replica, or default_transaction_read_only is on; no message "
+    "can be taken",
     "name the primary server in the URL, and set default_transaction_read_only = off for this role",
     "cannot be written",
 )
