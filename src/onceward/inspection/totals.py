@@ -106,8 +106,8 @@ class _Totals:
             return
         self.unknown.append(
             f"the database has {uncounted:,} more {'dead letter' if uncounted == 1 else 'dead letters'} of this "
-            "consumer than the source has counted: the source was restored, or its consumer was deleted, and their messages may "
-            "come again"
+            "consumer than the source has counted: the source was restored, or its consumer was deleted, and their "
+            "messages may come again"
         )
 
     def compare(self, records: RecordCounts) -> None:
