@@ -87,6 +87,23 @@ def doubt_postgresql(connection: Connection) -> Iterator[WeakLink]:
             f"ALTER TABLE {unlogged[0]} SET LOGGED",
             NOT_DURABLE,
         )
+    own = list(connection.exec_driver_sql(_OF_THE_USER).scalars())
+    if own:
+        yield WeakLink(
+            Strength.HOLDS,
+            f"unlogged tables of yours: {', '.join(own[:3])}{', …' if len(own) > 3 else ''}; PostgreSQL empties them "
+            "after a crash: what a handler has written there is lost, and its event is done",
+            f"ALTER TABLE {own[0]} SET LOGGED, unless no handler writes to it, or what it writes may be lost",
+            "not in unlogged tables",
+        )
+    if ask("SHOW synchronous_commit") == "local" and ask("SHOW synchronous_standby_names"):
+        yield WeakLink(
+            Strength.MAY_LOSE,
+            "PostgreSQL has a synchronous standby, and commits with synchronous_commit=local: it does not wait for the "
+            "standby, and a failover may undo the last effects after their messages were acknowledged",
+            "set synchronous_commit = on for this database",
+            NOT_DURABLE,
+        )
     if ask("SHOW transaction_read_only") == "on":
         yield WeakLink(
             Strength.UNKNOWN,
@@ -108,5 +125,12 @@ _UNLOGGED = r"""
         OR c.oid IN (
             SELECT i.inhrelid FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent
             WHERE p.relname LIKE 'onceward\_%%' AND pg_table_is_visible(p.oid)))
+    ORDER BY 1
+"""
+_OF_THE_USER = r"""
+    SELECT CAST(CAST(c.oid AS regclass) AS text) FROM pg_class c
+    WHERE c.relpersistence = 'u' AND c.relkind = 'r' AND c.relname NOT LIKE 'onceward\_%%' AND NOT EXISTS (
+        SELECT 1 FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent
+        WHERE i.inhrelid = c.oid AND p.relname LIKE 'onceward\_%%')
     ORDER BY 1
 """

@@ -105,9 +105,9 @@ class _Totals:
             self.pending -= uncounted  # stored, but the source does not know it yet
             return
         self.unknown.append(
-            f"the database has {uncounted:,} more {'dead letter' if uncounted == 1 else 'dead letters'} of this consumer "
-            "than the source has counted: the source was restored, or its consumer was deleted, and their messages may "
-            "come again"
+            f"the database has {uncounted:,} more {'dead letter' if uncounted == 1 else 'dead letters'} of this "
+            "consumer than the source has counted: the source was restored, or its consumer was deleted, and their "
+            "messages may come again"
         )
 
     def compare(self, records: RecordCounts) -> None:

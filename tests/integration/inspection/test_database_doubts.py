@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from redis import Redis
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
 from onceward.connectors.postgresql import PostgreSqlConnector
+from onceward.connectors.reports import Durability, SourceFacts, Survives
 from onceward.connectors.urls import Address
 from onceward.inbox import Inbox
 from onceward.inspection.database_doubts import doubt_postgresql, doubt_sqlite, sqlite_file
-from onceward.inspection.guarantees import WeakLink
+from onceward.inspection.guarantees import Facts, WeakLink, judge
 from onceward.inspection.probes import open_database
+from onceward.testing.servers import redis_server
 from onceward.transaction import Transaction
 from tests.support.disk import disk
 from tests.support.inbox.databases import schema
@@ -94,6 +97,59 @@ def test_a_queue_with_unlogged_tables_is_not_durable(schema: Schema) -> None:
     schema.execute(f"ALTER TABLE {schema.name}.onceward_queue_messages SET UNLOGGED")
     [hazard] = source.facts().hazards
     assert hazard.why.startswith("the queue has unlogged tables: onceward_queue_messages;")
+
+
+@pytest.mark.req("CC-164")
+def test_unlogged_tables_of_the_user_are_in_the_headline(schema: Schema) -> None:
+    schema.execute(f"CREATE UNLOGGED TABLE {schema.name}.bills (id TEXT)")
+    [bills] = doubts(schema.plain_url)
+    assert bills.why.startswith("unlogged tables of yours: bills;")
+    proven = Facts(
+        source=SourceFacts(durability=Durability(Survives.MACHINE_CRASH, "on a disk"), redelivers=True),
+        mode="transactional",
+        database="postgresql",
+        proven=True,
+        database_doubts=(bills,),
+    )
+    assert judge(proven).headline == "effects once: transactional, proven, but not in unlogged tables"
+
+
+@pytest.mark.req("CC-164")
+def test_a_source_that_refuses_to_write_is_unknown(
+    postgres_url: str,
+) -> None:
+    plain = postgres_url.replace("postgresql+psycopg://", "postgresql://", 1)
+    more = "options=-cdefault_transaction_read_only%3Don&queue=orders"
+    in_postgresql = Address(f"{plain}{'&' if '?' in plain else '?'}{more}").facts()
+    with redis_server(durable=True) as server:
+        with Redis.from_url(server.url) as redis:
+            redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+        in_redis = Address(f"{server.url.removesuffix('/0')}/orders").facts()
+    for facts in (in_postgresql, in_redis):
+        assert facts.durability is not None
+        assert (facts.durability.survives, facts.durability.label) == (None, "cannot be written")
+
+
+@pytest.mark.req("CC-164")
+def test_a_standby_that_commits_do_not_wait_for_is_found(postgres_url: str) -> None:
+    plain = postgres_url.replace("postgresql+psycopg://", "postgresql://", 1)
+    url = f"{plain}{'&' if '?' in plain else '?'}options=-csynchronous_commit%3Dlocal"
+    assert doubts(url) == []
+    engine = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        try:
+            connection.exec_driver_sql("SET synchronous_commit = local")  # nobody answers as the standby
+            connection.exec_driver_sql("ALTER SYSTEM SET synchronous_standby_names = 'other'")
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
+            until(lambda: [each for each in doubts(url) if "does not wait for the standby" in each.why])
+            source = Address(f"{url}&queue=orders").facts().durability
+            assert source is not None
+            assert source.survives is Survives.PROCESS_CRASH
+        finally:
+            connection.exec_driver_sql("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
+    until(lambda: doubts(url) == [])
+    engine.dispose()
 
 
 def test_a_server_that_does_not_write_or_may_break_pages_is_found(postgres_url: str) -> None:

@@ -41,14 +41,25 @@ def describe_server(address: Address) -> SourceFacts:
             fsync = connection.exec_driver_sql("SHOW fsync").scalar_one()
             commit = connection.exec_driver_sql("SHOW synchronous_commit").scalar_one()
             pages = connection.exec_driver_sql("SHOW full_page_writes").scalar_one()
+            refuses = connection.exec_driver_sql("SHOW transaction_read_only").scalar_one()
+            standby = connection.exec_driver_sql("SHOW synchronous_standby_names").scalar_one()
             unlogged = connection.exec_driver_sql(sql.UNLOGGED).scalars().all()
     except ServerUnreachable as error:
         return SourceFacts(redelivers=True, unreachable=(str(error),))
     return SourceFacts(
-        durability=_durability(str(fsync), str(commit)),
+        durability=REFUSES if refuses == "on" else _durability(str(fsync), str(commit), str(standby)),
         redelivers=True,
         hazards=tuple(_hazards(str(pages), [str(each) for each in unlogged])),
     )
+
+
+REFUSES = Durability(
+    None,
+    "the queue's PostgreSQL refuses to write: this is a replica, or default_transaction_read_only is on; no message "
+    "can be taken",
+    "name the primary server in the URL, and set default_transaction_read_only = off for this role",
+    "cannot be written",
+)
 
 
 def _hazards(pages: str, unlogged: list[str]) -> Iterator[Hazard]:
@@ -64,7 +75,7 @@ def _hazards(pages: str, unlogged: list[str]) -> Iterator[Hazard]:
         )
 
 
-def _durability(fsync: str, commit: str) -> Durability:
+def _durability(fsync: str, commit: str, standby: str) -> Durability:
     if fsync == "off":
         return Durability(
             Survives.PROCESS_CRASH,
@@ -76,6 +87,13 @@ def _durability(fsync: str, commit: str) -> Durability:
             Survives.NOTHING,
             "the queue's PostgreSQL commits with synchronous_commit=off: a crash of its server may lose the last "
             "messages",
+            "set synchronous_commit = on for this database",
+        )
+    if commit == "local" and standby:
+        return Durability(
+            Survives.PROCESS_CRASH,
+            "the queue's PostgreSQL has a synchronous standby, and commits with synchronous_commit=local: it does not "
+            "wait for the standby, and a failover may lose the last messages",
             "set synchronous_commit = on for this database",
         )
     return Durability(

@@ -62,6 +62,7 @@ def read_server(server: str, stream: str) -> dict[str, Any]:
         "rests": found.get("no-appendfsync-on-rewrite") == "yes",
         "eviction": info.get("maxmemory_policy"),
         "replicas": info.get("connected_slaves"),
+        "is_replica": info.get("role") == "slave",
         "expires_in": expires_in if expires_in >= 0 else None,
     }
 
@@ -75,6 +76,7 @@ def describe_server(
     rests: bool = False,
     eviction: str | None = None,
     replicas: int | None = None,
+    is_replica: bool = False,
     maxlen: int | None = None,
     expires_in: int | None = None,
     unreachable: tuple[str, ...] = (),
@@ -85,12 +87,22 @@ def describe_server(
     it does not do so while it rewrites that file. `eviction`: what it does when its memory is full. `maxlen`: to how
     many entries the stream is trimmed. `expires_in`: seconds until Redis removes the stream.
     """
+    durability = None if aof is None else _durability(product, version, aof, fsync, rests)
     return SourceFacts(
-        durability=None if aof is None else _durability(product, version, aof, fsync, rests),
+        durability=REPLICA if is_replica else durability,
         redelivers=True,
         hazards=tuple(_hazards(product, version, eviction, replicas, maxlen, expires_in)),
         unreachable=unreachable,
     )
+
+
+REPLICA = Durability(
+    None,
+    "this Redis is a replica: it refuses to write, or loses at its next synchronization what was written to it; no "
+    "message can be taken",
+    "name the primary server in the URL",
+    "cannot be written",
+)
 
 
 def _durability(product: str, version: str | None, aof: bool, fsync: str | None, rests: bool) -> Durability:

@@ -71,7 +71,8 @@ _LESS_DURABLE = re.compile(
     re.IGNORECASE,
 )
 _UNLOGGED = re.compile(
-    r"^create\s+unlogged\s+table\b|^alter\s+table\b.*\bset\s+unlogged\b|^select\b.*\binto\s+unlogged\b", re.DOTALL
+    r"^create\s+unlogged\s+table\b|^alter\s+table\b.*\bset\s+unlogged\b|^select\b.*\binto\s+unlogged\b",
+    re.DOTALL,
 )
 OUTLIVES = (
     "it outlives the transaction on its connection: the pool gives it to another event of this worker, after a "

@@ -40,19 +40,19 @@ _PURE = """
     current_database current_date current_schema current_schemas current_setting current_time current_timestamp
     current_user currval date date_bin date_part date_trunc datetime decode dense_rank digest div encode every
     exp extract first_value floor format format_type gen_random_uuid generate_series generate_subscripts
-    greatest group_concat hashtext hashtextextended hex hmac ifnull iif initcap instr json julianday justify_days justify_hours lag
-    last_insert_rowid last_value lastval lead least length ln log log10 lower lpad ltrim make_date make_interval
-    make_time make_timestamp make_timestamptz max md5 min mod mode now nth_value ntile nullif obj_description
-    octet_length percent_rank percentile_cont percentile_disc position pow power printf quote quote_ident
-    quote_literal random rank regexp_count regexp_like regexp_match regexp_matches regexp_replace
-    regexp_split_to_array regexp_split_to_table repeat replace reverse round row_number row_to_json rpad rtrim
-    sha224 sha256 sha384 sha512 sign similarity split_part sqlite_version sqrt starts_with statement_timestamp
-    stddev stddev_pop stddev_samp strftime string_agg string_to_array strpos substr substring sum timediff
-    timeofday to_char to_date to_json to_jsonb to_number to_timestamp to_tsquery to_tsvector total total_changes
-    transaction_timestamp translate trim trunc ts_headline ts_rank ts_rank_cd typeof unhex unicode unixepoch
-    unnest upper uuid_generate_v4 uuidv4 uuidv7 var_pop var_samp variance version websearch_to_tsquery
-    plainto_tsquery phraseto_tsquery word_similarity pg_backend_pid pg_is_in_recovery pg_sleep pg_typeof
-    pg_current_xact_id_if_assigned txid_current_if_assigned
+    greatest group_concat hashtext hashtextextended hex hmac ifnull iif initcap instr json julianday
+    justify_days justify_hours lag last_insert_rowid last_value lastval lead least length ln log log10 lower
+    lpad ltrim make_date make_interval make_time make_timestamp make_timestamptz max md5 min mod mode now
+    nth_value ntile nullif obj_description octet_length percent_rank percentile_cont percentile_disc position
+    pow power printf quote quote_ident quote_literal random rank regexp_count regexp_like regexp_match
+    regexp_matches regexp_replace regexp_split_to_array regexp_split_to_table repeat replace reverse round
+    row_number row_to_json rpad rtrim sha224 sha256 sha384 sha512 sign similarity split_part sqlite_version
+    sqrt starts_with statement_timestamp stddev stddev_pop stddev_samp strftime string_agg string_to_array
+    strpos substr substring sum timediff timeofday to_char to_date to_json to_jsonb to_number to_timestamp
+    to_tsquery to_tsvector total total_changes transaction_timestamp translate trim trunc ts_headline ts_rank
+    ts_rank_cd typeof unhex unicode unixepoch unnest upper uuid_generate_v4 uuidv4 uuidv7 var_pop var_samp
+    variance version websearch_to_tsquery plainto_tsquery phraseto_tsquery word_similarity pg_backend_pid
+    pg_is_in_recovery pg_sleep pg_typeof pg_current_xact_id_if_assigned txid_current_if_assigned
 """
 _KNOWN = frozenset((_WORDS + _PURE).split())
 _PURE_FAMILY = re.compile(

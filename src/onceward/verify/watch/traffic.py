@@ -76,7 +76,7 @@ def _noting_statement(run: Any) -> Any:
 
 def _foreign_tables(cursor: Any) -> set[str]:
     """Asked below the cursor, which may be one of asyncio."""
-    found = cursor._conn.pgconn.exec_(intrusions.FOREIGN_TABLES.encode())
+    found = cursor.connection.pgconn.exec_(intrusions.FOREIGN_TABLES.encode())
     return {found.get_value(row, 0).decode() for row in range(found.ntuples)}
 
 
