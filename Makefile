@@ -25,7 +25,7 @@ demo: $(CORE) ## Produce, consume, crash and balance thousands of orders (under 
 
 test: $(TEST) browser ## Run every test
 	@files=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/onceward-XXXXXX") && trap 'rm -rf "$$files"' EXIT && \
-	trap 'exit 130' INT TERM && TMPDIR=$$files $(BY_FILE) -n 6 $(PYTEST)
+	trap 'exit 130' INT TERM && TMPDIR=$$files $(BY_FILE) -n 8 $(PYTEST)
 
 # The tests of the console drive an installed Chromium or Chrome, or the one that ONCEWARD_TEST_BROWSER names.
 browser:
