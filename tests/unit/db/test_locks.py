@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, String, Table
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine
 
-from onceward.db import LockTimeoutError, RowError
+from onceward.db import DbSession, LockTimeoutError, RowError
 from onceward.db.operations import key_of
 from onceward.errors import ConfigurationError
 
@@ -155,3 +158,27 @@ def test_a_number_beyond_64_bits_is_no_lock(database: Database) -> None:
 
 def test_a_name_has_the_same_key_in_every_process_and_version() -> None:
     assert key_of("reports") == 7823569523252811056
+
+
+def test_a_session_that_finds_the_database_locked_leaves_no_cursor_for_the_garbage_collector(
+    tmp_path: Path,
+) -> None:
+    """It would be reset in any thread, which waits for who uses its connection: forever, if that one waits for a
+    transaction of this thread."""
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db", connect_args={"timeout": 0})
+    with engine.connect() as other:
+        other.exec_driver_sql("BEGIN IMMEDIATE")
+        with pytest.raises(LockTimeoutError) as kept, DbSession(engine):
+            pass
+        mine = [
+            value
+            for frame, _ in walk_tb(kept.value.__cause__.orig.__traceback__)  # type: ignore[union-attr]
+            for value in frame.f_locals.values()
+            if isinstance(value, sqlite3.Cursor)
+        ]
+        assert mine
+        for cursor in mine:
+            with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+                cursor.fetchone()
+        other.exec_driver_sql("ROLLBACK")
+    engine.dispose()

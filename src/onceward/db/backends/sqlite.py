@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -221,17 +221,17 @@ def _run(plain: sqlite3.Connection, sql: str, values: Any) -> tuple[int, Any]:
 
 def _do(connection: Connection, words: str) -> None:
     """Bypass SQLAlchemy, which would spend more time on a few words than SQLite does."""
-    cursor = connection.connection.cursor()
-    cursor.execute(words)
-    cursor.close()
+    # A cursor that failed stays alive in its traceback. If it were open, the garbage collector would reset it later, in
+    # any thread. That one then waits for who uses this connection: forever, if that waits for a lock of this thread.
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute(words)
 
 
 def _find_files(connection: Connection) -> tuple[OpenFile, ...]:
     """The database's file and those beside it. Called inside the first transaction of the connection."""
-    cursor = connection.connection.cursor()
-    cursor.execute("PRAGMA database_list")
-    path = next((file for _, name, file in cursor.fetchall() if name == "main"), "")
-    cursor.close()
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute("PRAGMA database_list")
+        path = next((file for _, name, file in cursor.fetchall() if name == "main"), "")
     if not path:
         return ()
     pool = connection.engine.pool
