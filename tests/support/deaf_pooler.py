@@ -1,4 +1,5 @@
-"""A pooler in transaction mode, as far as a listener can tell: whatever it listens to, no notification arrives."""
+"""A pooler in transaction mode, as far as a client can tell: whatever it listens to, no notification arrives, and the
+process id that it gets is not that of a server's process."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NOTIFICATION = b"A"
+PROCESS = b"K"
 
 
 class DeafPooler:
@@ -52,6 +54,8 @@ class DeafPooler:
         with source.makefile("rb") as stream:
             while len(head := stream.read(5)) == 5:
                 body = stream.read(int.from_bytes(head[1:]) - 4)
+                if head[:1] == PROCESS:
+                    body = bytes([0x7F, *body[1:]])
                 if head[:1] != NOTIFICATION:
                     target.sendall(head + body)
 

@@ -9,13 +9,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
-from weakref import WeakSet
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import URL, Connection, Engine, event
 
+_WATCHED = "onceward_watches"
+"""Attribute of an engine whose calls are watched."""
 PROBE_AGAIN = 10.0
 """Seconds until the server is asked again, if it answers while a call takes long."""
+
+
+class DatabaseServer(NamedTuple):
+    """Where a server listens, by the URL of a database on it."""
+
+    host: str
+    port: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def server_of(url: URL) -> DatabaseServer:
+    host, port = (url.query.get(name) for name in ("host", "port"))
+    return DatabaseServer(str(host or url.host or "localhost"), str(port or url.port or 5432))
 
 
 class DatabaseCalls:
@@ -23,13 +40,18 @@ class DatabaseCalls:
 
     def __init__(self) -> None:
         self._began: dict[Any, float] = {}
-        self._engines: WeakSet[Engine] = WeakSet()
+        self.servers: dict[DatabaseServer, URL] = {}
+        """Those whose calls are watched, each with a URL of an engine."""
 
     def watch(self, engine: Engine) -> None:
         """Watch the calls of an engine, if its database has a server."""
         if engine.dialect.name == "sqlite":
             return
-        self._engines.add(engine)
+        setattr(engine, _WATCHED, True)
+        self.servers = {
+            server_of(engine.url): engine.url,
+            **self.servers,
+        }  # another thread may just go through them
         self.watch_connecting(engine)
         event.listen(engine, "before_cursor_execute", lambda conn, *_: self._begin(_key(conn)))
         event.listen(engine, "after_cursor_execute", lambda conn, *_: self._end(_key(conn)))
@@ -57,10 +79,16 @@ class DatabaseCalls:
 
     def call(self, connection: Connection) -> UnseenCall:
         """A block that makes a call on this connection of which SQLAlchemy does not know."""
-        return UnseenCall(self._began, id(connection.connection.dbapi_connection))
+        return self.call_on(connection.connection.dbapi_connection)
+
+    def call_on(self, driver: Any) -> UnseenCall:
+        """The same, by the connection of the driver."""
+        return UnseenCall(self._began, id(driver))
 
     def watches(self, engine: Engine) -> bool:
-        return engine in self._engines
+        return getattr(
+            engine, _WATCHED, False
+        )  # asked for every statement: a set of weak references takes longer
 
     def _begin(self, key: Any) -> None:
         if key is not None:
@@ -105,11 +133,19 @@ CALLS = DatabaseCalls()
 class AnswerWatch:
     """Asks the server in a thread of its own when a call has had no answer for `patience` seconds."""
 
-    def __init__(self, ask: Callable[[], None], patience: float, calls: DatabaseCalls = CALLS) -> None:
-        """`ask` opens a connection, and raises if the server does not answer in time."""
+    def __init__(
+        self,
+        ask: Callable[[], None],
+        patience: float,
+        calls: DatabaseCalls = CALLS,
+        *,
+        what: str = "the database",
+    ) -> None:
+        """`ask` opens a connection, and raises if the server, `what`, does not answer in time."""
         self._ask = ask
         self._patience = patience
         self._calls = calls
+        self._what = what
         self._next = 0.0
         self._asking: threading.Thread | None = None
         self.problem: str | None = None
@@ -130,7 +166,7 @@ class AnswerWatch:
             self._ask()
         except Exception as error:  # noqa: BLE001  any error is the answer
             reason = str(error).strip().partition("\n")[0]
-            self.problem = f"the database does not answer: {reason}"
+            self.problem = f"{self._what} does not answer: {reason}"
         else:
             self.problem = None
             self._next = time.monotonic() + PROBE_AGAIN

@@ -12,6 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError
 
 from onceward._files.private import create_file
+from onceward.db.poolers import expect_poolers
 from onceward.errors import ConfigurationError
 from onceward.telemetry.redaction import scrub
 
@@ -34,10 +35,14 @@ DEFAULT_TIMEOUTS = DatabaseTimeouts()
 
 
 def connect_arguments(
-    url: URL, timeouts: DatabaseTimeouts = DEFAULT_TIMEOUTS, *, name: str | None = None
+    url: URL,
+    timeouts: DatabaseTimeouts = DEFAULT_TIMEOUTS,
+    *,
+    name: str | None = None,
+    asynchronous: bool = False,
 ) -> dict[str, Any]:
-    """Return what `create_engine` passes to the driver. For PostgreSQL, what the URL or a variable says wins, and the
-    server shows `name` as the application.
+    """Return what `create_engine` passes to the driver, or `create_async_engine`. For PostgreSQL, what the URL or a
+    variable says wins, and the server shows `name` as the application.
 
     No `statement_timeout`: how long a statement of a handler may take is for its policy to say.
     """
@@ -48,6 +53,10 @@ def connect_arguments(
     if url.get_backend_name() != "postgresql":
         return {}
     arguments: dict[str, Any] = {} if name is None else {"application_name": name}
+    if asynchronous and url.get_driver_name() == "psycopg":
+        from onceward.db.backends import postgresql_asyncio
+
+        arguments["async_creator_fn"] = postgresql_asyncio.WatchedConnection.connect
     arguments |= {
         "connect_timeout": max(ceil(timeouts.connect), 2),  # libpq takes 1 for 2
         "keepalives_idle": max(ceil(timeouts.silence / 2), 1),
@@ -59,8 +68,26 @@ def connect_arguments(
     return {name: value for name, value in arguments.items() if name not in given}
 
 
+SQLITE_OPTIONS = (
+    "timeout",
+    "isolation_level",
+    "detect_types",
+    "check_same_thread",
+    "cached_statements",
+    "uri",
+)
+"""What the driver takes from a URL. With uri=true, SQLite itself takes anything."""
+
+
+def unknown_sqlite_options(url: URL) -> list[str]:
+    """Those that would be ignored, with a warning."""
+    return [] if url.query.get("uri") else [name for name in url.query if name not in SQLITE_OPTIONS]
+
+
 def check_sqlite_options(url: URL) -> None:
     """Refuse an option such as `timeout=abc`, which SQLAlchemy converts when an engine is created."""
+    if unknown := unknown_sqlite_options(url):
+        raise ConfigurationError(f"the database's URL has an unknown setting {unknown[0]}; remove it")
     try:
         url.get_dialect()().create_connect_args(url)
     except (ArgumentError, ValueError) as error:
@@ -68,13 +95,13 @@ def check_sqlite_options(url: URL) -> None:
 
 
 def hide_values(engine: AnyEngine) -> AnyEngine:
-    """Let errors of this engine show no parameters and no rows, from the moment the database raises them, and let only
-    the owner read the file of a new SQLite database."""
+    """Let errors of this engine show no parameters and no rows, from the moment the database raises them, let only the
+    owner read the file of a new SQLite database, and let it work behind a pooler of PostgreSQL."""
     plain: Any = getattr(engine, "sync_engine", engine)
     plain.hide_parameters = True
     event.listen(plain, "handle_error", _scrub_errors)
     keep_private(plain)
-    return engine
+    return expect_poolers(engine)
 
 
 def keep_private(engine: Engine) -> None:

@@ -49,3 +49,7 @@ ENDED_WITHIN = (
     "the transaction has ended before its session: code that ran in it has committed it or rolled it back; let the "
     "session do that"
 )
+FAILED_WITHIN = (
+    "a statement failed in this session, and the database will not commit what came before it; nothing was committed. "
+    "Let the error propagate instead of catching it inside the block"
+)

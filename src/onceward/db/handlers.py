@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from onceward._coroutines import all_awaited
+from onceward._coroutines import all_awaited, ending
 from onceward._functions import awaiting, check_function, check_result, name_of
 from onceward._process.forks import UserCode
 from onceward.db.session import DbSession
@@ -51,7 +51,7 @@ def async_attempts(
         try:
             async with AsyncDbSession(engine) as session:
                 with all_awaited():
-                    await call(message, session)
+                    await ending(call(message, session))
         except BaseException as error:  # noqa: BLE001
             return error
         return None

@@ -1,7 +1,8 @@
 """Notifications of PostgreSQL, on a connection that no pool has.
 
-Nothing depends on them: who waits also looks now and then. Behind a pooler in transaction mode none arrive, so a test
-that another connection sends must, before they are relied on; without them, a wait is a short pause.
+Nothing depends on them: a waiting process also polls from time to time. Behind a pooler in transaction mode none
+arrive, so a test that another connection sends must, before they are relied on; without them, a wait is a short
+pause.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class ListenLine:
         if not self._has_said_so and not self._closed:
             self._has_said_so = True
             _log.warning(
-                "%s: LISTEN does not work here, so new messages are found by polling, every %g s (%s); behind "
+                "%s: LISTEN does not work here, so new messages are found by polling, every %g to %g s (%s); behind "
                 "PgBouncer, use a URL to the server itself or to a pool in session mode",
-                self._who, POLL.cap, why,
+                self._who, POLL.first, POLL.cap, why,
             )  # fmt: skip

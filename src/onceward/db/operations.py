@@ -15,6 +15,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     CursorResult,
+    Engine,
     Executable,
     Table,
     TableClause,
@@ -22,7 +23,6 @@ from sqlalchemy import (
     and_,
     bindparam,
     column,
-    event,
     insert,
     literal,
     literal_column,
@@ -34,6 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from onceward._process.forks import forks
 from onceward.db.calls import CALLS
 from onceward.db.errors import (
     ENDED_WITHIN,
@@ -43,8 +44,8 @@ from onceward.db.errors import (
     RowError,
     SessionError,
 )
-from onceward.db.statement import refusal
-from onceward.db.transaction import DbTransaction
+from onceward.db.statement import check, guard, is_guarded, refusal
+from onceward.db.transaction import DbTransaction, SessionState
 from onceward.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -58,8 +59,7 @@ AnyTable = str | TableClause | type[Any]
 Prepared = tuple[Connection, Any, str, Any, Sequence[str]]
 """The arguments of `Backend.direct`."""
 
-_GUARDED: Final = "onceward_guarded"
-"""Option of a connection whose statements are checked on their way to the driver."""
+_OPEN: Final = SessionState.OPEN
 DEFAULT_TIMEOUT: Final = 10.0
 """Seconds to wait for a lock."""
 
@@ -71,10 +71,10 @@ class OneStatement(Generic[T]):
     def __init__(
         self,
         given: Callable[..., tuple[str, Params] | None],
-        result: Callable[[int, Any], T],
+        result: Callable[[tuple[int, Any]], T],
         otherwise: Callable[..., T],
     ) -> None:
-        """`given(…)` returns the text and its values, from the arguments of the operation, and `result(rows, first)`
+        """`given(…)` returns the text and its values, from the arguments of the operation, and `result((rows, first))`
         what it returns. None: the driver cannot run it, and `otherwise` does."""
         self._given = given
         self.result = result
@@ -86,7 +86,7 @@ class OneStatement(Generic[T]):
         if call is not None:
             found = transaction.backend.direct(*call)
             if found is not None:
-                return self.result(*found)
+                return self.result(found)
             transaction.return_words(call[-1])
         return self._otherwise(transaction, *args)
 
@@ -110,7 +110,9 @@ def _direct(transaction: DbTransaction, sql: str, params: Params) -> tuple[int, 
 
 def _prepare(transaction: DbTransaction, sql: str, params: Params) -> Prepared | None:
     """What the backend gets to run a text on the driver. None if SQLAlchemy has to run it."""
-    connection = transaction.usable
+    if transaction._generation != forks.generation or transaction._state is not _OPEN:
+        transaction.check_usable()  # as `usable`, which is asked for every statement
+    connection: Any = transaction._connection
     if connection._echo or (
         (connection._has_events or connection.engine._has_events) and _is_heard(connection)
     ):
@@ -123,7 +125,8 @@ def _prepare(transaction: DbTransaction, sql: str, params: Params) -> Prepared |
     except KeyError:
         return None  # it says what is missing
     given = values if names is None else dict(zip(names, values, strict=True))
-    return connection, transaction.runner, driver_sql, given, transaction.take_words()
+    words = () if transaction.has_begun else transaction.take_words()
+    return connection, transaction._runner or transaction.runner, driver_sql, given, words
 
 
 def execute_by_sqlalchemy(
@@ -141,7 +144,8 @@ def _given(sql: Sql, params: Params | Sequence[Params] | None) -> tuple[str, Par
     return (words, params or {}) if words is not None and fits else None  # type: ignore[return-value]
 
 
-execute: Final = OneStatement(_given, lambda rows, first: rows, execute_by_sqlalchemy)
+_rows_affected: Callable[[tuple[int, Any]], int] = itemgetter(0)
+execute: Final = OneStatement(_given, _rows_affected, execute_by_sqlalchemy)
 
 
 def execute_scalar(transaction: DbTransaction, sql: Sql, params: Params | None) -> Any:
@@ -174,7 +178,7 @@ def statement(transaction: DbTransaction, sql: Any, call: Callable[[], T]) -> T:
 
 def check_open(transaction: DbTransaction) -> None:
     """Raise if the database has ended the transaction, or other code has."""
-    if transaction.backend.has_ended(transaction.connection):
+    if transaction.backend.is_idle(transaction.connection):
         error = SessionError(ENDED_WITHIN)
         transaction.lose(error)
         raise error
@@ -296,12 +300,18 @@ def run_by_sqlalchemy(transaction: DbTransaction, sql: str, params: Params) -> t
 
 
 def _is_heard(connection: Connection) -> bool:
-    """Whether code of others listens to what SQLAlchemy sends to the driver."""
     engine = connection.engine
-    heard: Any = (connection if connection._has_events else engine).dispatch
+    return is_heard(
+        engine, connection if connection._has_events else engine, guards=int(is_guarded(connection))
+    )
+
+
+def is_heard(engine: Engine, sender: Connection | Engine, guards: int = 0) -> bool:
+    """Whether code of others listens to what SQLAlchemy sends to the driver, apart from our guards."""
+    heard: Any = sender.dispatch
     ours = CALLS.watches(engine)
     return bool(
-        len(heard.before_cursor_execute) > ours
+        len(heard.before_cursor_execute) > ours + guards
         or len(heard.after_cursor_execute) > ours
         or heard.before_execute
         or heard.after_execute
@@ -327,22 +337,10 @@ def _result(
     statement = _text(sql) if isinstance(sql, str) else sql
     connection = transaction.connection
     if isinstance(statement, TextClause):
-        _check(connection, statement.text)
-    elif _GUARDED not in connection.get_execution_options():
-        # A construct may contain any text, so what the driver gets is checked.
-        event.listen(connection, "before_cursor_execute", check_compiled)
-        connection.execution_options(**{_GUARDED: True})
+        check(connection, statement.text)
+    else:
+        guard(connection)  # a construct may contain any text
     return connection.execute(statement, params, execution_options={"preserve_rowcount": True})
-
-
-def _check(connection: Connection, sql: str) -> None:
-    why = refusal(sql, connection.dialect.name)
-    if why is not None:
-        raise SessionError(why)
-
-
-def check_compiled(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
-    _check(connection, statement)
 
 
 @lru_cache(500)

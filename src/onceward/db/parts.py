@@ -38,30 +38,30 @@ class PartTransaction(DbTransaction):
         self._connection = whole.usable
         self._runner = whole.runner
         if self._number:
-            self._has_begun = False
+            self.has_begun = False
         else:
-            self._has_begun = True
+            self.has_begun = True
             whole.parts += 1
         self._state = _OPEN
 
     @property
     def connection(self) -> Connection:
         connection = self.usable
-        if not self._has_begun:
+        if not self.has_begun:
             self.take_words()
             self.backend.begin_part(connection, self._number)
         return connection
 
     def take_words(self) -> Sequence[str]:
-        if self._has_begun:
+        if self.has_begun:
             return ()
-        self._has_begun = True
+        self.has_begun = True
         self._whole.parts += 1
         return self.backend.part_words(self._number)
 
     def return_words(self, words: Sequence[str]) -> None:
         if words:
-            self._has_begun = False
+            self.has_begun = False
             self._whole.parts -= 1
 
     def __exit__(
@@ -78,17 +78,21 @@ class PartTransaction(DbTransaction):
         self._failure, cause = None, self._failure
         try:
             if problem is None:
+                if self._loan is not None:
+                    self._loan.end()
                 _end_nested(connection)
                 self.backend.end_part(self.runner)
             elif lost or not self._number:
                 self._whole.lose(problem)
-            elif self._has_begun:
+            elif self.has_begun:
                 self.backend.undo_part(connection, self._number)
         except BaseException as failure:
             self._whole.lose(failure)
             if problem is None or not isinstance(failure, Exception):
                 raise
             problem.add_note("It could not be undone alone, so nothing of its transaction is committed.")
+        finally:
+            self._pass_on(kept=problem is None)
         if self._was_canceled and self.backend.cancels_late:
             self._whole.lose(problem or SessionError("a statement was canceled, and the next may be too"))
             self._whole._was_canceled = True
@@ -99,6 +103,8 @@ class PartTransaction(DbTransaction):
         """Keep it for the commit of the whole, if that needs neither a call to the database nor a decision. Returns
         whether it has ended; if not, `__exit__` ends it."""
         if error is not None or self._state is not _OPEN or self._generation != forks.generation:
+            return False
+        if self._loan is not None:
             return False
         if self._canceller is not None:
             self._forget_canceller()
@@ -115,17 +121,22 @@ class PartTransaction(DbTransaction):
         except SessionError:
             return False
         self._state = SessionState.ENDED
+        self._pass_on(kept=True)
         return True
+
+    def _pass_on(self, *, kept: bool) -> None:
+        """The whole decides on a part that is kept."""
+        if kept:
+            self._whole.at_end += self.at_end
+        else:
+            self.tell(False)
 
     def _problem(self, connection: Connection, lost: bool) -> BaseException | None:
         """Why this part must not be committed, if its code raised nothing."""
         if self.token is not None and self.token.expired:
             return AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
         if lost or (self._failure is not None and self.backend.will_not_commit(connection)):
-            return SessionError(
-                "a statement failed in this session, and the database will not commit what came before it; "
-                "nothing was committed. Let the error propagate instead of catching it inside the block"
-            )
+            return SessionError(self._why_lost())
         return None
 
 

@@ -1,4 +1,5 @@
-"""What a text of SQL would do to the session's transaction: it must be one statement, and must not end it.
+"""What a text of SQL would do to the session's transaction: it must be one statement, must not end it, and must leave
+nothing on its connection.
 
 Each database reads a text in its own way: comments nest in PostgreSQL and end at a carriage return, SQLite takes a byte
 order mark for a blank and knows more quotes. Reading it differently from the database would miss what it runs.
@@ -8,7 +9,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
+
+from sqlalchemy import Connection, event
+
+from onceward.db.errors import SessionError
+from onceward.db.leftovers import left_by
 
 _LEXICON: Final = r"""
         (?P<comment>--[^{ends}]*)
@@ -43,6 +49,8 @@ _OPENS_BODY = {
 """The body of a trigger or function is statements that end with semicolons; no transaction can end there."""
 _CLOSES_BODY = re.compile(r"\s*end\s*", re.IGNORECASE)
 
+_GUARDED: Final = "onceward_guarded"
+"""Option of a connection whose statements are checked on their way to the driver."""
 ENDS_ITSELF = (
     "a session begins and ends its transaction itself: leave the block to commit, raise to roll back"
 )
@@ -56,7 +64,33 @@ def refusal(sql: str, database: str) -> str | None:
         return ENDS_ITSELF
     if len(statements) > 1:
         return f"a session runs one statement at a time, and this text has {len(statements)}; run each on its own"
+    instead = left_by(statements[0]) if statements and database != "sqlite" else None
+    if instead is not None:
+        return (
+            f"this would stay on the connection when the session has ended, and others get it next; {instead}"
+        )
     return None
+
+
+def guard(connection: Connection) -> None:
+    """Check every statement of this connection on its way to the driver."""
+    if not is_guarded(connection):
+        event.listen(connection, "before_cursor_execute", check_compiled)
+        connection.execution_options(**{_GUARDED: True})
+
+
+def is_guarded(connection: Connection) -> bool:
+    return _GUARDED in connection.get_execution_options()
+
+
+def check_compiled(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+    check(connection, statement)
+
+
+def check(connection: Connection, sql: str) -> None:
+    why = refusal(sql, connection.dialect.name)
+    if why is not None:
+        raise SessionError(why)
 
 
 def _statements(sql: str, database: str) -> list[str]:

@@ -26,7 +26,8 @@ from sqlalchemy.pool import Pool, StaticPool
 
 from onceward._process.forks import forks
 from onceward.db.backends import BACKENDS, backend_of
-from onceward.db.errors import ENDED_WITHIN, LockTimeoutError, SessionError
+from onceward.db.errors import ENDED_WITHIN, FAILED_WITHIN, LockTimeoutError, SessionError
+from onceward.db.loan import OURS, Loan
 from onceward.errors import ConfigurationError
 from onceward.task.cancellation import Canceller, CancelToken, current_token, raise_if_cancelled
 from onceward.task.exceptions import AttemptInterrupted
@@ -79,14 +80,14 @@ class DbTransaction:
 
     # Class defaults: every event has a transaction of its own, or a part of one.
     committed = False
-    repeated = False
-    """Whether who opens it makes it again after a serialization failure."""
+    repeated = False  # whether who opens it makes it again after a serialization failure
     only_reads = False
     """Whether it changes nothing, so on SQLite it need not wait for who is writing."""
     had_conflict = False
     """Set by an optimistic update that found another version; see `occ_update`."""
-    parts = 0
-    """How many sessions share it; see `onceward.db.parts`."""
+    at_end: tuple[Callable[[bool], None], ...] = ()  # called with whether it has committed
+    parts = 0  # how many sessions share it; see `onceward.db.parts`
+    has_begun = True  # whether `take_words` has nothing left
     token: CancelToken | None = None
     """Of the attempt that opens it, if that has a time limit. Once it is set, only a rollback is possible."""
     _canceller: Canceller | None = None
@@ -96,6 +97,7 @@ class DbTransaction:
     _driver: Any = None
     _runner: Any = None
     _failure: BaseException | None = None
+    _loan: Loan | None = None  # once code of others has got the connection
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.backend = BACKENDS.get(engine.dialect.name) or backend_of(engine.dialect)
@@ -201,10 +203,16 @@ class DbTransaction:
         """Run one operation of the session, and remember its failure: the commit must not ignore it."""
         # `check_running`, without its calls: this is on the way of every statement
         token = self.token
-        if self._generation != forks.generation or self._state is not _OPEN or (token and token.expired):
+        late = token and token.expired
+        if self._generation != forks.generation or self._state is not _OPEN or late or self._loan:
             self.check_running()
         try:
-            return operation(self, *args, **kwargs)
+            if not (getattr(operation, "__module__", None) or "").startswith(OURS):
+                self.lend()
+            result = operation(self, *args, **kwargs)
+            if self._loan:
+                self._loan.check()
+            return result
         except BaseException as error:
             self.note(error)
             raise
@@ -215,6 +223,14 @@ class DbTransaction:
             self.check_usable()
         if self.token is not None and self.token.expired:
             raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
+        if self._loan is not None:
+            self._loan.check()
+
+    def lend(self) -> None:
+        """Code of others is about to get the connection."""
+        if self._loan is None:
+            self._loan = Loan(self)
+        self._loan.begin()
 
     def note(self, error: BaseException) -> None:
         """An operation has failed."""
@@ -277,9 +293,19 @@ class DbTransaction:
             finally:
                 if self._shared is not None:
                     free(self._shared)
+                self.tell(self.committed)
 
         if late and error is not None:
             raise error
+
+    def tell(self, committed: bool) -> None:
+        """Call what waits for the outcome. A failure is only logged: the outcome matters more."""
+        waiting, self.at_end = self.at_end, ()
+        for each in waiting:
+            try:
+                each(committed)
+            except Exception:  # noqa: BLE001
+                _log.warning("could not end a session of a handler", exc_info=True)
 
     @property
     def is_of_parent(self) -> bool:
@@ -312,15 +338,13 @@ class DbTransaction:
     def _commit(self, connection: Connection, lost: bool) -> None:
         try:
             if lost or (self._failure is not None and self.backend.will_not_commit(connection)):
-                raise SessionError(
-                    "a statement failed in this session, and the database will not commit what came before it; "
-                    "nothing was committed. Let the error propagate instead of catching it inside the block"
-                ) from self._failure
+                raise SessionError(self._why_lost()) from self._failure
             if self.parts > 1:
                 self.backend.check_parts(connection, self.parts - 1)
-            if (
-                not connection.in_transaction()
-            ):  # then there is nothing to commit, and SQLAlchemy says nothing
+            if self._loan is not None:
+                self._loan.end()
+            # Without a transaction there is nothing to commit, and SQLAlchemy says nothing.
+            if not connection.in_transaction() or self.backend.has_ended(connection):
                 raise SessionError(ENDED_WITHIN)
             connection.commit()  # may be canceled: the database then answers whether it has committed
             self._forget_canceller()
@@ -331,6 +355,9 @@ class DbTransaction:
             raise
         self.backend.check_files(connection)  # deleted meanwhile, it has this commit, and nobody has it
         self.committed = True
+
+    def _why_lost(self) -> str:
+        return str(self._failure) if isinstance(self._failure, SessionError) else FAILED_WITHIN
 
     def _give_back(self, connection: Connection) -> None:
         """Return the connection to its pool. A failure is only logged: the transaction's outcome matters more."""

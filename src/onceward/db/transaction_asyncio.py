@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -20,6 +21,38 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class SessionTurn:
+    """Lets one task at a time use a session. Like asyncio's lock, but without a coroutine if nobody waits."""
+
+    __slots__ = ("_waiting", "taken")
+
+    def __init__(self) -> None:
+        self.taken = False
+        """Set it, if it is not. If it is, `wait`."""
+        self._waiting: deque[asyncio.Future[None]] | None = None
+
+    async def wait(self) -> None:
+        if self._waiting is None:
+            self._waiting = deque()
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if not mine.cancelled():  # it had just got its turn
+                self.end()
+            raise
+
+    def end(self) -> None:
+        """Give the turn to the next one that waits, if there is one."""
+        while self._waiting:
+            following = self._waiting.popleft()
+            if not following.done():
+                following.set_result(None)
+                return
+        self.taken = False
+
+
 class AsyncSessionPort:
     """A `DbTransaction` in asyncio. Operations of several tasks run one after another."""
 
@@ -31,7 +64,7 @@ class AsyncSessionPort:
             )
         self._engine = engine
         self.transaction: DbTransaction = DbTransaction(engine.sync_engine, session)
-        self._turn = asyncio.Lock()
+        self._turn = SessionTurn()
 
     @property
     def committed(self) -> bool:
@@ -46,11 +79,12 @@ class AsyncSessionPort:
     async def run(
         self, operation: Callable[Concatenate[DbTransaction, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        await self._turn.acquire()  # not `async with`, which is two more coroutines for every statement
+        turn, transaction = self._turn, self.transaction
+        if turn.taken:
+            await turn.wait()
+        else:
+            turn.taken = True
         try:
-            transaction = self.transaction
-            if not transaction.is_open:
-                transaction.check_entered()
             if isinstance(operation, OneStatement):
                 transaction.check_running()
                 try:
@@ -58,15 +92,17 @@ class AsyncSessionPort:
                     if call is not None:
                         found = await transaction.backend.direct_async(*call)
                         if found is not None:
-                            result: T = operation.result(*found)
+                            result: T = operation.result(found)
                             return result
                         transaction.return_words(call[-1])
                 except BaseException as error:
                     transaction.note(error)
                     raise
+            elif not transaction.is_open:
+                transaction.check_entered()
             return await self._connection.run_sync(lambda _: transaction.run(operation, *args, **kwargs))
         finally:
-            self._turn.release()
+            turn.end()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -84,9 +120,16 @@ class AsyncSessionPort:
     enter = __aenter__
 
     async def _in_turn(self, call: Callable[[], T]) -> T:
-        async with self._turn:
+        turn = self._turn
+        if turn.taken:
+            await turn.wait()
+        else:
+            turn.taken = True
+        try:
             self.transaction.check_entered()
             return await self._connection.run_sync(lambda _: call())
+        finally:
+            turn.end()
 
     async def _finish(self, end: Callable[[], None]) -> None:
         """Wait until the session has ended, even if canceled; then raise the last cancellation."""
@@ -116,7 +159,7 @@ class AsyncPartPort(AsyncSessionPort):
 
     def __init__(self, whole: AsyncSessionPort, number: int) -> None:
         self._part = self.transaction = PartTransaction(whole.transaction, number)
-        self._turn = asyncio.Lock()
+        self._turn = SessionTurn()
         self._connection = whole._connection
 
     def open_part(self) -> None:
@@ -124,4 +167,4 @@ class AsyncPartPort(AsyncSessionPort):
         self._part.open()
 
     def end_at_once(self, error: BaseException | None) -> bool:
-        return not self._turn.locked() and self._part.end_at_once(error)
+        return not self._turn.taken and self._part.end_at_once(error)

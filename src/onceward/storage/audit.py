@@ -18,6 +18,8 @@ from onceward.storage.database import Sql, wait_for_lock
 
 FIRST = "0" * 64
 """The previous hash of the first row."""
+HIGHEST = 2**62
+"""Above the number of every row."""
 
 
 class AuditBreak(NamedTuple):
@@ -73,9 +75,11 @@ def check_operator(operator: str) -> str:
     return storable(mask(operator.strip()))
 
 
-def entries(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str, Any]]:
-    """Return the last entries, newest first."""
-    return rows.all(transaction, _LAST, limit=limit)
+def entries(
+    transaction: DbTransaction, rows: Sql, limit: int, before: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the last entries, or the last ones before a number, newest first."""
+    return rows.all(transaction, _LAST, limit=limit, before=HIGHEST if before is None else before)
 
 
 def verify(transaction: DbTransaction, rows: Sql) -> AuditVerdict:
@@ -106,5 +110,8 @@ _ADD = """
     VALUES (:at, :operator, :action, :details, :previous, :hash)
 """
 _MOVE_HEAD = "UPDATE onceward_audit_head SET entries = entries + 1, hash = :hash"
-_LAST = "SELECT seq, at, operator, action, details, hash FROM onceward_audit ORDER BY seq DESC LIMIT :limit"
+_LAST = """
+    SELECT seq, at, operator, action, details, hash FROM onceward_audit
+    WHERE seq < :before ORDER BY seq DESC LIMIT :limit
+"""
 _ALL = "SELECT seq, at, operator, action, details, previous, hash FROM onceward_audit ORDER BY seq"

@@ -1,7 +1,8 @@
 """A clock that nobody can set, for a database without a server; and whether the wall clock may be wrong.
 
-The table has a row for each start of a machine. The time since that start plus `ahead` is the steady clock, the same in
-all processes of the machine. After another start it continues from the wall clock, and those who held leases are gone.
+The table has a row for each start of a machine. The time since that start plus `ahead` is the steady clock, the same
+in all processes of the machine. After another start it continues from the wall clock, and the holders of leases are
+gone.
 
 A purge compares the clock of the database with the time since the machine started. What it removes is gone permanently,
 so it refuses if that clock was set ahead, or if the machine seems to have been off for longer than is usual.

@@ -28,6 +28,7 @@ from onceward._time import wall
 from onceward.backoff import Backoff
 from onceward.db.backends import BACKENDS
 from onceward.db.engines import keep_private
+from onceward.db.glance import Glance
 from onceward.db.operations import key_of, run_first
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
@@ -77,6 +78,10 @@ class StoragePorts(ABC):
     def check_database(self) -> None:
         """Raise `FileLostError` if the database was in a file that was deleted or replaced."""
         BACKENDS[self.dialect.name].check_database(self._plain_engine)
+
+    def glance(self, sql: str, values: dict[str, Any]) -> Glance | None:
+        """What asks whether a query finds a row, without SQLAlchemy; None in asyncio."""
+        return None if self.asynchronous else Glance(self._plain_engine, sql, values)
 
     @property
     @abstractmethod
@@ -248,6 +253,10 @@ class Sql:
         return times
 
 
+class MissingTablesError(ConfigurationError):
+    """The database has not all tables of this release."""
+
+
 def check_tables(transaction: DbTransaction, store: migrations.Migratable) -> None:
     """Raise `ConfigurationError` unless all migrations have been applied."""
     if migrations.TABLE not in store.tables(transaction):
@@ -259,7 +268,7 @@ def check_tables(transaction: DbTransaction, store: migrations.Migratable) -> No
         if not behind:
             return
         missing = f"migration {', '.join(map(str, behind))} of the inbox is missing"
-    raise ConfigurationError(
+    raise MissingTablesError(
         f"{missing}; call inbox.migrate(), or run `onceward inbox migrate --database URL`"
     )
 

@@ -236,7 +236,7 @@ def test_a_trigger_has_statements_of_its_own(sqlite: Database) -> None:
 
 def test_a_connection_keeps_a_cursor_for_each_text_but_not_its_rows(postgresql: Database) -> None:
     with postgresql.session() as session:
-        session.execute("CREATE TEMPORARY TABLE numbers (n INTEGER)")
+        session.execute("CREATE TEMPORARY TABLE numbers (n INTEGER) ON COMMIT DROP")
         cursors = session.run(lambda transaction: transaction.connection.info["onceward_cursors"]._cursors)
         before = len(cursors)
         for n in range(3):

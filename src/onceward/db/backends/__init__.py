@@ -34,6 +34,18 @@ class Backend(Protocol):
     def has_ended(self, connection: Connection) -> bool:
         """Whether the database has rolled the transaction back on its own. Asked after a failed statement."""
 
+    def is_idle(self, connection: Connection) -> bool:
+        """Whether the driver knows of no transaction. Asked after a statement has run in it, without a call to the
+        database."""
+
+    def lend(self, connection: Connection) -> Any:
+        """Return what tells this transaction from later ones of its connection. Called before code of others gets the
+        connection. None if that has to wait: the transaction has failed."""
+
+    def check_lent(self, connection: Connection, mark: Any) -> None:
+        """Raise unless the transaction is still the one whose `lend` returned the mark, and can commit. Called before
+        its commit."""
+
     def will_not_commit(self, connection: Connection) -> bool:
         """Whether a commit would silently be a rollback. Asked before a commit that follows a failed statement."""
 

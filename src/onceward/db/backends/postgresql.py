@@ -13,6 +13,7 @@ from sqlalchemy.util import await_only
 
 from onceward.db.backends.driver_errors import translate, translate_async
 from onceward.db.calls import CALLS
+from onceward.db.errors import ENDED_WITHIN, FAILED_WITHIN, SessionError
 from onceward.errors import ConfigurationError
 
 UNIQUE_VIOLATION: Final = "23505"
@@ -36,6 +37,11 @@ _WORDS: Final = ""
 
 _READ_LOCK_TIMEOUT = text("SELECT current_setting('lock_timeout')")
 _XACT_ID = text("SELECT pg_current_xact_id_if_assigned()::text")
+_BEGAN: Final = "SELECT extract(epoch FROM transaction_timestamp())"
+"""The same in a whole transaction, whatever it does with savepoints, and another in the next one."""
+_IDLE: Final = 0
+_FAILED: Final = 3
+"""Of libpq's `PGTransactionStatusType`."""
 _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")  # true: as SET LOCAL
 
 
@@ -61,6 +67,20 @@ class PostgreSql:
 
     def has_ended(self, connection: Connection) -> bool:
         return False  # a failed transaction stays open and refuses everything until it is rolled back
+
+    def is_idle(self, connection: Connection) -> bool:
+        return _status(connection) == _IDLE
+
+    def lend(self, connection: Connection) -> Any:
+        if _status(connection) == _FAILED:
+            return None
+        return connection.exec_driver_sql(_BEGAN).scalar()
+
+    def check_lent(self, connection: Connection, mark: Any) -> None:
+        if _status(connection) == _FAILED:
+            raise SessionError(FAILED_WITHIN)
+        if self.is_idle(connection) or connection.exec_driver_sql(_BEGAN).scalar() != mark:
+            raise SessionError(ENDED_WITHIN)
 
     def will_not_commit(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction rolls back without an error, so run a statement that does fail.
@@ -218,6 +238,14 @@ def _cursors(connection: Connection) -> KeptCursors | None:
             return None
         found = info[_CURSORS] = KeptCursors(driver)
     return found
+
+
+def _status(connection: Connection) -> int | None:
+    """The state of the transaction as the driver knows it, without a call to the server. None if it does not say."""
+    driver: Any = connection.connection.driver_connection
+    if hasattr(driver, "pgconn"):
+        return int(driver.pgconn.transaction_status)
+    return driver.get_transaction_status() if hasattr(driver, "get_transaction_status") else None  # psycopg2
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -40,6 +40,7 @@ _MARK: Final = "onceward_session"
 """Key in a connection's `info`: how many rows it had changed when its session began."""
 _FILES: Final = "onceward_files"
 """Key in a connection's `info`: the files that it has open; none for a database in memory."""
+_MARKED: Final = "PRAGMA defer_foreign_keys"
 _listening: WeakSet[Dialect] = WeakSet()
 _databases: WeakKeyDictionary[Pool, OpenFile] = WeakKeyDictionary()
 """The database file of each pool, as its first session found it. `engine.dispose()` makes a new pool, so an engine may
@@ -91,6 +92,22 @@ class Sqlite:
         # For example after a full disk, an I/O error or RAISE(ROLLBACK).
         driver: Any = connection.connection.driver_connection
         return not driver.in_transaction
+
+    is_idle = has_ended
+
+    def lend(self, connection: Connection) -> Any:
+        # This setting ends with its transaction, and does nothing while foreign keys are not enforced. If they are, it
+        # would change when a violation raises.
+        marked = _ask(connection, _MARKED)
+        if not marked and not _ask(connection, "PRAGMA foreign_keys"):
+            _do(connection, f"{_MARKED} = ON")
+            marked = True
+        return marked
+
+    def check_lent(self, connection: Connection, mark: Any) -> None:
+        self._check_open(connection)
+        if mark and not _ask(connection, _MARKED):
+            raise SessionError(ENDED_WITHIN)
 
     def will_not_commit(self, connection: Connection) -> bool:
         return False  # an error undoes only its own statement
@@ -184,13 +201,12 @@ def _run_in_loop(driver: Any, sql: str, values: Any, before: Sequence[str]) -> t
     """Run it in the thread of the event loop, if it may run there."""
     if before:
         _check_in_transaction(driver)
-    if not (hasattr(driver, "takes") and driver.takes(sql) and driver.takes_more):
-        return None
-    plain = driver._conn
-    for words in before:
-        plain.execute(words)
     try:
-        result: tuple[int, Any] = driver.run_here(sql, _run, plain, sql, values)
+        at_once = driver.run_at_once
+    except AttributeError:  # a connection of aiosqlite, on an engine that is not ours
+        return None
+    try:
+        result: tuple[int, Any] | None = at_once(sql, before, _run, sql, values)
         return result
     except sqlite3.Error as error:
         if getattr(error, "broken_off", False) and not before and driver.in_transaction:
@@ -225,6 +241,12 @@ def _do(connection: Connection, words: str) -> None:
     # any thread. That one then waits for who uses this connection: forever, if that waits for a lock of this thread.
     with closing(connection.connection.cursor()) as cursor:
         cursor.execute(words)
+
+
+def _ask(connection: Connection, words: str) -> bool:
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute(words)
+        return cursor.fetchone() == (1,)
 
 
 def _find_files(connection: Connection) -> tuple[OpenFile, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from time import perf_counter, thread_time
@@ -102,10 +102,23 @@ class LoopConnection(Connection):
         # Not by `_conn`, which is a property, too: this is asked for every statement.
         return self._connection is not None and self._connection.in_transaction
 
-    @property
-    def takes_more(self) -> bool:
-        """Whether the event loop need not get its turn first."""
-        return self._spent < TURN
+    def run_at_once(self, sql: str, before: Sequence[str], call: Callable[..., T], *args: Any) -> T | None:
+        """Return `call(connection, …)`, which runs this statement here after those of `before`. None if it has to run
+        in the thread, or the event loop needs its turn first."""
+        # `takes`, without its calls.
+        plain = self._connection
+        if (
+            not self.repeated
+            or plain is None
+            or self._spent >= TURN
+            or self._handed_over
+            or self._paces.get(sql, inf) > SHORT
+            or not plain.in_transaction
+        ):
+            return None
+        for words in before:
+            plain.execute(words)
+        return self.run_here(sql, call, plain, *args)
 
     def run_here(self, sql: str, call: Callable[..., T], *args: Any) -> T:
         began = perf_counter()
@@ -141,7 +154,7 @@ class LoopConnection(Connection):
         return result
 
     def _is_too_long(self) -> bool:
-        """SQLite asks this now and then, and breaks off the statement if so."""
+        """SQLite asks this from time to time, and interrupts the statement if so."""
         self._broken_off = perf_counter() > self._until
         return self._broken_off
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sqlalchemy import Connection, event
-
-from onceward.db.operations import check_compiled
+from sqlalchemy import Connection, NestedTransaction, event
 
 if TYPE_CHECKING:
     from onceward.db.guests.guest import Guest
@@ -27,23 +25,38 @@ class LentConnection(Connection):
         self.real = real
         self._guest = guest
         super().begin()
-        event.listen(self, "before_cursor_execute", check_compiled)
+        event.listen(self, "before_cursor_execute", self._check)
         event.listen(self, "commit", self._refuse_commit)
         event.listen(self, "rollback", self._refuse_rollback)
 
+    @property
+    def connection(self) -> Any:
+        """The connection of the pool. Code that asks for it can go past everything here."""
+        self._guest.lend()
+        return super().connection
+
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
         run = partial(super().execute, statement, parameters, execution_options=execution_options)
-        return self._guest.statement(statement, run)
+        return self._run(statement, run)
 
     def exec_driver_sql(self, statement: str, parameters: Any = None, execution_options: Any = None) -> Any:
         run = partial(super().exec_driver_sql, statement, parameters, execution_options)
-        return self._guest.statement(statement, run)
+        return self._run(statement, run)
+
+    def _run(self, statement: Any, run: Any) -> Any:
+        result = self._guest.statement(statement, run)
+        if result.cursor is not None:
+            self._guest.reads.add(result.cursor)
+        return result
 
     def scalar(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
         return self.execute(statement, parameters, execution_options=execution_options).scalar()
 
     def scalars(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
         return self.execute(statement, parameters, execution_options=execution_options).scalars()
+
+    def begin_nested(self) -> NestedTransaction:
+        return LentSavepoint(self, self._guest)
 
     def commit(self) -> None:
         self._refuse_commit()
@@ -59,8 +72,25 @@ class LentConnection(Connection):
 
     begin_twophase = begin  # type: ignore[assignment]
 
+    def _check(self, _: Connection, cursor: Any, statement: str, *__: Any) -> None:
+        self._guest.check_text(statement, self.dialect.name)
+
     def _refuse_commit(self, *_: Any) -> NoReturn:
         self._guest.refuse("commit() of the connection", AT_RETURN)
 
     def _refuse_rollback(self, *_: Any) -> NoReturn:
         self._guest.refuse("rollback() of the connection", RAISE)
+
+
+class LentSavepoint(NestedTransaction):
+    """A savepoint. Once the handler has ended, the inbox decides what becomes of it."""
+
+    def __init__(self, connection: LentConnection, guest: Guest) -> None:
+        super().__init__(connection)
+        self._guest = guest
+
+    def rollback(self) -> None:
+        if self._guest.ended:
+            self.is_active = False
+            return
+        super().rollback()

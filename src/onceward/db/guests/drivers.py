@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from onceward.db.errors import SessionError
 from onceward.db.guests.connection import AT_RETURN, RAISE
 from onceward.db.guests.guest import ENDED, Guest, Kind
-from onceward.db.statement import refusal
 
 INSTEAD = {
     "commit": AT_RETURN,
@@ -17,6 +16,9 @@ INSTEAD = {
     "close": "the connection is the inbox's, which closes it; remove the call",
     "executescript": "it commits before it runs; run each statement with execute()",
 }
+OWN_CALLS = (
+    "only calls of the connection and of its cursors belong to this event; use its execute() or cursor()"
+)
 REFUSED = (
     *INSTEAD,
     *("set_autocommit", "set_isolation_level", "set_read_only", "set_deferrable"),
@@ -31,7 +33,8 @@ REFUSED = (
     *("enable_load_extension", "load_extension", "deserialize", "setconfig", "setlimit"),
 )
 """What would end the transaction, or outlive it."""
-STATEMENTS = ("execute", "executemany")
+INNER = ("lock", "wait")
+"""With its private names, what psycopg's own classes use to run a statement on a connection that they are given."""
 
 
 class DriverGuest(Guest):
@@ -45,7 +48,7 @@ class DriverGuest(Guest):
     def enter(self) -> None:
         lent = self.connection()
         lent.begin_nested()
-        self._driver = lent.connection.driver_connection
+        self._driver = lent.real.connection.driver_connection
 
     @property
     def driver(self) -> Any:
@@ -56,9 +59,7 @@ class DriverGuest(Guest):
     def check(self, query: Any) -> None:
         text = query.as_string(None) if hasattr(query, "as_string") else query
         text = text.decode() if isinstance(text, bytes) else str(text)
-        why = refusal(text, "sqlite" if self.kind.family == "sqlite3" else "postgresql")
-        if why is not None:
-            raise SessionError(why)
+        self.check_text(text, "sqlite" if self.kind.family == "sqlite3" else "postgresql")
 
     def call(self, query: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         """A statement of the driver, as an operation of the session."""
@@ -100,7 +101,10 @@ class Lent:
         if name in REFUSED:
             instead = INSTEAD.get(name, "it would outlive the transaction of this event; remove the call")
             return lambda *_, **__: guest.refuse(f"{name}()", instead)
-        return getattr(self._object, name)
+        found = getattr(self._object, name)
+        if name in INNER or (name.startswith("_") and not name.endswith("__")):
+            guest.refuse(f"{name} of the connection", OWN_CALLS)
+        return found
 
 
 class LentCursor(Lent):
@@ -109,6 +113,13 @@ class LentCursor(Lent):
     def __init__(self, guest: DriverGuest, real: Any, owner: LentDriver) -> None:
         super().__init__(guest, real)
         self.connection = owner
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What is set, such as `row_factory`, is the cursor's own."""
+        if name in ("_guest", "_real", "connection"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._real, name, value)
 
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         return self._run(self._real.execute, query, *args, **kwargs)
@@ -182,17 +193,26 @@ class LentCursor(Lent):
 class LentDriver(Lent):
     """A connection of a driver."""
 
-    row_factory: Any = None
-    """For its own cursors. The driver's connection keeps the one that the pool expects."""
+    _rows: Any = None
+    """The `row_factory` of its own cursors. The driver's connection keeps the one that the pool expects."""
 
     @property
     def _object(self) -> Any:
         return self._guest.driver
 
+    @property
+    def row_factory(self) -> Any:
+        return self._object.row_factory if self._rows is None else self._rows
+
+    @row_factory.setter
+    def row_factory(self, factory: Any) -> None:
+        self._rows = factory
+
     def cursor(self, *args: Any, **kwargs: Any) -> LentCursor:
         real = self._object.cursor(*args, **kwargs)
-        if self.row_factory is not None and "row_factory" not in kwargs:
-            real.row_factory = self.row_factory
+        if self._rows is not None and "row_factory" not in kwargs:
+            real.row_factory = self._rows
+        self._guest.reads.add(real)
         return LentCursor(self._guest, real, self)
 
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
@@ -201,12 +221,20 @@ class LentDriver(Lent):
     def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         return self.cursor().executemany(query, *args, **kwargs)
 
-    def transaction(self, *_: Any, **__: Any) -> Any:
+    @property
+    def adapters(self) -> Any:
+        """psycopg's. sqlite3 has none."""
+        adapters = self._object.adapters
+        from onceward.db.guests.adapters import LentAdapters
+
+        return LentAdapters(adapters, self._guest)
+
+    def transaction(self, savepoint_name: str | None = None, force_rollback: bool = False) -> LentBlock:
         """psycopg's block that may fail alone: a savepoint."""
-        return _block_async(self._guest) if self._guest.kind.asynchronous else _block(self._guest)
+        return LentBlock(self, self._guest, force_rollback)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("_guest", "_real", "row_factory"):
+        if name not in ("_guest", "_real", "_rows", "row_factory"):
             self._guest.refuse(f"setting {name}", "it would outlive this event on the inbox's connection")
         object.__setattr__(self, name, value)
 
@@ -232,20 +260,39 @@ async def _each(begun: Any) -> AsyncIterator[Any]:
         yield row
 
 
-@contextmanager
-def _block(guest: DriverGuest) -> Iterator[None]:
-    with guest.connection().begin_nested():
-        yield
+class LentBlock:
+    """psycopg's `transaction()` of a lent connection. It has a name of its own."""
 
+    def __init__(self, connection: LentDriver, guest: DriverGuest, force_rollback: bool) -> None:
+        self.connection = connection
+        self.force_rollback = force_rollback
+        self._guest = guest
+        self._nested: Any = None
 
-@asynccontextmanager
-async def _block_async(guest: DriverGuest) -> AsyncIterator[None]:
-    from sqlalchemy.util import greenlet_spawn
+    def __enter__(self) -> LentBlock:
+        self._nested = self._guest.connection().begin_nested()
+        return self
 
-    nested = await greenlet_spawn(lambda: guest.connection().begin_nested())
-    try:
-        yield
-    except BaseException:
-        await greenlet_spawn(nested.rollback)
-        raise
-    await greenlet_spawn(nested.commit)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if error is None and not self.force_rollback:
+            self._nested.commit()
+            return False
+        self._nested.rollback()
+        return self._is_asked_for(error)
+
+    async def __aenter__(self) -> LentBlock:
+        from sqlalchemy.util import greenlet_spawn
+
+        return await greenlet_spawn(self.__enter__)
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        from sqlalchemy.util import greenlet_spawn
+
+        return await greenlet_spawn(self.__exit__, kind, error, trace)
+
+    def _is_asked_for(self, error: BaseException | None) -> bool:
+        """Whether code has raised psycopg's `Rollback` for this block, which then swallows it."""
+        from psycopg import Rollback
+
+        block: Any = getattr(error, "transaction", None)
+        return isinstance(error, Rollback) and (block is None or block is self)

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
 
 from onceward.db import operations
 from onceward.db.errors import SessionError
+from onceward.db.guests.reads import OpenReads
+from onceward.db.statement import ENDS_ITSELF, refusal
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from onceward.db.guests.connection import LentConnection
+    from onceward.db.transaction import DbTransaction
 
 T = TypeVar("T")
 
@@ -85,12 +88,14 @@ class Lending:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        failed = True
         try:
-            for guest in self._guests.values():
-                if error is None:
+            if error is None:
+                for guest in self._guests.values():
                     guest.finish()
+                failed = False
         finally:
-            self._discard()
+            self._end(failed=failed)
 
     async def __aenter__(self) -> Self:
         from sqlalchemy.util import greenlet_spawn
@@ -100,17 +105,15 @@ class Lending:
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         from sqlalchemy.util import greenlet_spawn
 
-        if error is not None:
-            self._discard()
-            return
-        try:
-            await greenlet_spawn(self.__exit__, kind, error, trace)
-        finally:
-            self._discard()
+        await greenlet_spawn(self.__exit__, kind, error, trace)
 
-    def _discard(self) -> None:
+    def _end(self, *, failed: bool) -> None:
         for guest in self._guests.values():
             guest.ended = True
+        for guest in self._guests.values():
+            if failed:
+                guest.undo()
+            guest.reads.close()
 
 
 class Guest:
@@ -127,6 +130,7 @@ class Guest:
         """Whether an operation of the session is running, for this guest."""
         self._misuse: SessionError | None = None
         self._lent: LentConnection | None = None
+        self.reads = OpenReads()
 
     def run(self, operation: Callable[..., T], *args: Any) -> T:
         """Run an operation of the session. Under asyncio, the caller runs in a greenlet of SQLAlchemy."""
@@ -159,11 +163,24 @@ class Guest:
             self._lent = LentConnection(real, self)
         return self._lent
 
+    def lend(self) -> None:
+        """The user gets the driver's connection."""
+        if not self._inside:
+            self.run(_lend)
+
     def refuse(self, what: str, instead: str) -> NoReturn:
         """Refuse what would end the transaction. The handler has failed, even if it catches this."""
         error = SessionError(f"{what} {_line()}: {instead}")
         self._misuse = self._misuse or error
         raise error
+
+    def check_text(self, text: str, database: str) -> None:
+        """Refuse a statement that would end the transaction, or more than one."""
+        why = refusal(text, database)
+        if why == ENDS_ITSELF:
+            self.refuse("SQL", why)
+        if why is not None:
+            raise SessionError(why)
 
     @property
     def has_changes(self) -> bool:
@@ -176,6 +193,7 @@ class Guest:
     def let_go(self) -> None:
         """The transaction ends here, with nothing written, and another begins later. Called in an operation."""
         self._in_session(self.end_reads)
+        self.reads.close()
         self._lent = None
 
     def end_reads(self) -> None:
@@ -188,24 +206,41 @@ class Guest:
         self.flush()
         if self._lent is not None:
             self._release(self._lent)
-            self.end()
 
     def flush(self) -> None:
         """Write what the database has not seen yet."""
 
-    def end(self) -> None:
-        """Its savepoints have ended."""
+    def keep(self) -> None:
+        """The transaction has committed."""
+
+    def undo(self) -> None:
+        """Forget what it did, without a call to the database: the inbox rolls back."""
+
+    def _decided(self, committed: bool) -> None:
+        if committed:
+            self.keep()
+        else:
+            self.undo()
 
     def _release(self, lent: LentConnection) -> None:
         """End the savepoints. That fails, and nothing is committed, if the transaction they began in has ended."""
         while (nested := lent.get_nested_transaction()) is not None:
             nested.commit()
-        self.run(operations.check_open)
+        self.reads.close()
+        self.run(self._check)
+
+    def _check(self, transaction: DbTransaction) -> None:
+        operations.check_open(transaction)
+        transaction.at_end += (self._decided,)
 
 
 def _connection_of(transaction: Any) -> Connection:
     connection: Connection = transaction.connection
     return connection
+
+
+def _lend(transaction: Any) -> None:
+    transaction.lend()
 
 
 def _line() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NoReturn
 
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from onceward.db.errors import SessionError
@@ -32,6 +33,9 @@ CLOSE = "the inbox ends the session when the handler returns; remove the call"
 class OrmGuest(Guest):
     """An ORM session of the annotated class."""
 
+    _committing = False
+    """Whether its listeners hear of the commit that is to come."""
+
     def __init__(self, session: Any, kind: Kind) -> None:
         super().__init__(session, kind)
         options = {"join_transaction_mode": "create_savepoint", "info": {_GUEST: self}}
@@ -46,6 +50,11 @@ class OrmGuest(Guest):
         orm = self.orm
         return bool(orm.new or orm.deleted or any(map(orm.is_modified, orm.dirty)))
 
+    def check_commit(self) -> None:
+        """Refuse the commit of the session's transaction, however it is called. That of a savepoint is fine."""
+        if not self._committing and self.orm.get_nested_transaction() is None:
+            self.refuse("commit()", AT_RETURN)
+
     def end_reads(self) -> None:
         Session.rollback(self.orm)  # nothing was written; what was read is read again later
 
@@ -58,13 +67,21 @@ class OrmGuest(Guest):
         if not orm.is_active:
             raise SessionError(FAILED)
         # Listeners may add to the flush.
+        self._committing = True
         orm.dispatch.before_commit(orm)
+        self._committing = False
         orm.flush()
 
-    def end(self) -> None:
+    def keep(self) -> None:
         for transaction in (self.orm.get_nested_transaction(), self.orm.get_transaction()):
             if transaction is not None:
                 transaction.close()
+
+    def undo(self) -> None:
+        try:
+            Session.rollback(self.orm)  # what it added is new again, for another session
+        finally:
+            Session.close(self.orm)
 
 
 class GuardedSession:
@@ -135,7 +152,9 @@ class GuardedAsyncSession:
 
 @cache
 def _guarded(annotated: type[Any]) -> type[Any]:
-    return type(annotated.__name__, (GuardedSession, annotated), {"__module__": annotated.__module__})
+    made = type(annotated.__name__, (GuardedSession, annotated), {"__module__": annotated.__module__})
+    event.listen(made, "before_commit", lambda orm: orm.info[_GUEST].check_commit())
+    return made
 
 
 @cache

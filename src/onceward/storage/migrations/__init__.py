@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
+from onceward.storage.privileges import writing_our_tables
 
 TABLE = "onceward_migrations"
 EARLIEST = 4
@@ -63,6 +64,11 @@ def as_script(dialect: str) -> str:
 
 def apply(transaction: DbTransaction, store: Migratable) -> list[str]:
     """Apply the missing migrations in order. Returns their names."""
+    with writing_our_tables():
+        return _apply(transaction, store)
+
+
+def _apply(transaction: DbTransaction, store: Migratable) -> list[str]:
     connection = transaction.connection
     store.lock_migrations(transaction)
     connection.exec_driver_sql(CREATE_TABLE)
