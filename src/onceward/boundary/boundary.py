@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from onceward._process.bell import Bell
 from onceward._time import WatchedClock
@@ -186,13 +186,15 @@ class Boundary:
         )
 
     async def fetch(
-        self, consumer_name: str, limit: int, max_bytes: int = 0
+        self, consumer_name: str, limit: int, max_bytes: int = 0, ahead: Ahead | None = None
     ) -> tuple[list[Record], Gap | None]:
         """Return the next facts after the consumer's cursor, and the gap of those before them that it has missed: they
         expired after it was registered. The facts fit into a message of `max_bytes`, by default `PAGE_BYTES`, unless
-        the first one alone is larger."""
+        the first one alone is larger. `ahead` is what was read behind a cursor that a confirmation has just moved."""
         check_consumer(consumer_name)
-        limit, largest = clamp_limit(limit), max(clamp_bytes(max_bytes) - AROUND_PAGE, 1)
+        size = _page_size(limit, max_bytes)  # raises
+        if ahead is not None:
+            return await self._page(consumer_name, *ahead)
         position = await self.store.position(consumer_name, create=False)
         if position is None and not self.settings.strict_consumers:
             position = await self.register(consumer_name, most=self.settings.max_consumers)
@@ -201,9 +203,25 @@ class Boundary:
                 f"there is no consumer {consumer_name!r}, and this server does not register names on fetch; "
                 "add it with the server's option --consumer, or to `consumers` in its configuration"
             )
-        records = await self.store.read(position, limit, largest)
+        return await self._page(consumer_name, position, await self.store.read(position, *size))
+
+    async def _page(
+        self, consumer_name: str, position: int, records: list[Record]
+    ) -> tuple[list[Record], Gap | None]:
         first = records[0][0] if records else (await self.store.bounds()).first
         return _unbroken(records) if records else records, await self._missed(consumer_name, position, first)
+
+    async def read_ahead(self, after: int, limit: int, max_bytes: int) -> Ahead | None:
+        """Read what a fetch would return if the cursor were at this offset, while a confirmation moves it there: the
+        disk takes longer for that. Nobody may see it before the cursor is there. None if it cannot be read."""
+        if after < 0:
+            return None
+        for _ in range(2):
+            await asyncio.sleep(0)  # the confirmation goes first
+        try:
+            return Ahead(after, await self.store.read(after, *_page_size(limit, max_bytes)))
+        except BoundaryError:  # the fetch says what is wrong
+            return None
 
     async def _missed(self, consumer_name: str, position: int, first: int) -> Gap | None:
         """The gap between a cursor and the first fact after it, without what was gone before the consumer was there."""
@@ -223,13 +241,13 @@ class Boundary:
                 await ear.wait(min(left, LOOK_EVERY))
 
     def end_waits(self) -> None:
-        """End all waits for facts, also those to come: the server stops."""
+        """End all current and future waits for facts: the server stops."""
         self._is_ending = True
         self._bell.ring()
 
     async def log_begins_at(self) -> int:
         """No fact below this offset is in the log any more. It never moves back, so an earlier answer stays true, and
-        the store is asked only now and then."""
+        the store is asked only occasionally."""
         now = time.monotonic()
         if now - self._looked_at >= LOOK_EVERY:
             self._looked_at = now
@@ -299,6 +317,18 @@ class Boundary:
                 "fact.object_json",
                 f"names {named[0]}/{named[1]} with the digest {digest!r:.80}, but that object has {found.digest}",
             )
+
+
+class Ahead(NamedTuple):
+    """Facts that were read before the cursor was at this offset."""
+
+    after: int
+    records: list[Record]
+
+
+def _page_size(limit: int, max_bytes: int) -> tuple[int, int]:
+    """How many facts, and bytes, a page may have."""
+    return clamp_limit(limit), max(clamp_bytes(max_bytes) - AROUND_PAGE, 1)
 
 
 def _unbroken(records: list[Record]) -> list[Record]:

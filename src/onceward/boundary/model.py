@@ -168,6 +168,10 @@ def check_append(envelope: Envelope, fact: Fact) -> None:
                 raise InvalidArgument(
                     "envelope.labels", f"has a name or value that is empty or over {LONGEST_TEXT} characters"
                 )
+            if not (name.isprintable() and value.isprintable()):
+                raise InvalidArgument(
+                    "envelope.labels", f"has a name or value with unprintable characters: {name!r:.80}"
+                )
         if stream_of(envelope) not in STREAMS:
             raise InvalidArgument(
                 f"envelope.labels.{STREAM_LABEL}",
@@ -177,6 +181,8 @@ def check_append(envelope: Envelope, fact: Fact) -> None:
         raise InvalidArgument(
             "fact.subject", f"must be kind:id or kind:scope/id, such as batch:B1042, not {fact.subject!r:.80}"
         )
+    if not fact.subject.isprintable():
+        raise InvalidArgument("fact.subject", f"has unprintable characters: {fact.subject!r:.80}")
     if not _PREDICATE.fullmatch(fact.predicate) or len(fact.predicate) > LONGEST_TEXT:
         raise InvalidArgument("fact.predicate", f"must be lower_snake_case, not {fact.predicate!r:.80}")
     if not fact.object_json:

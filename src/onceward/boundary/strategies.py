@@ -48,6 +48,15 @@ PURGE = """
         SELECT log_begins_at FROM onceward_processed_facts WHERE consumer_name = :name ORDER BY seen_at DESC LIMIT 1
     )
 """
+REFRESH = """
+    INSERT INTO onceward_processed_facts (consumer_name, message_id, seen_at, fact_offset, log_begins_at)
+    VALUES (:consumer_name, :message_id, :seen_at, :fact_offset, :log_begins_at)
+    ON CONFLICT (consumer_name, message_id) DO UPDATE
+    SET seen_at = excluded.seen_at, fact_offset = excluded.fact_offset, log_begins_at = excluded.log_begins_at
+    WHERE excluded.fact_offset > onceward_processed_facts.fact_offset
+"""
+"""Run for a copy of a known fact: the boundary appends the fact again if its producer repeats it after the boundary has
+forgotten the id. Inserts the row if a purge has just removed it."""
 ADVANCE = """
     INSERT INTO onceward_latest_facts
         (consumer_name, natural_key, subject, predicate, business_key, applied_offset)
@@ -113,7 +122,8 @@ class OncePerId(_Guard):
     """Strategy 1: a table of processed message ids. Fits every handler.
 
     The id is written in the transaction of the outcome, so a crash leaves both or neither. Rows are kept for at least
-    `keep_days`, and as long as the boundary has the fact: one that can still arrive must be recognized. Set `keep_days`
+    `keep_days` since the newest copy of the fact came, and as long as the boundary has that copy: one that can still
+    arrive must be recognized. Set `keep_days`
     to no less than the boundary keeps facts. Call `purge` to remove older rows; it never runs on its own. Use one name
     per boundary: `purge` compares offsets. `clock` returns seconds since 1970.
     """
@@ -162,7 +172,10 @@ class OncePerId(_Guard):
             "log_begins_at": fact.log_begins_at,
         }
         key = ("consumer_name", "message_id")
-        return bool(await _result(session.insert_idempotent("onceward_processed_facts", row, key=key)))
+        if await _result(session.insert_idempotent("onceward_processed_facts", row, key=key)):
+            return True
+        await _result(session.execute(REFRESH, row))
+        return False
 
     @overload
     def purge(self, session: DbSession) -> int: ...

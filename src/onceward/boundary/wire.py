@@ -21,14 +21,14 @@ Record = tuple[int, bytes, int]
 
 AROUND_RECORD = 32
 """Bytes that a fact in a page has at most in addition to its record: two numbers, a length, and what marks them."""
-AROUND_PAGE = 32
-"""Bytes of a gap."""
+AROUND_PAGE = 48
+"""Bytes of a gap, of where the log begins, and of the cursor."""
 
 UNENCODABLE = (UnicodeEncodeError, OverflowError, TypeError)
 """What the library raises for a lone surrogate, a number beyond 64 bits, and a value of another type."""
 
 _OFFSET, _ENVELOPE, _FACT, _APPENDED_AT = b"\x08", b"\x12", b"\x1a", b"\x20"
-_FACTS, _GAP, _LOG_BEGINS_AT = b"\x0a", b"\x12", b"\x18"
+_FACTS, _GAP, _LOG_BEGINS_AT, _CURSOR = b"\x0a", b"\x12", b"\x18", b"\x20"
 _IN_ORDER = b"\x10\x01"
 _SMALL = [bytes((number,)) for number in range(0x80)]
 
@@ -106,7 +106,9 @@ def append_requests(requests: Iterable[bytes], in_order: bool = False) -> bytes:
     return b"".join((*parts, _IN_ORDER) if in_order else parts)
 
 
-def page_bytes(records: Iterable[Record], gap: Gap | None, log_begins_at: int = 0) -> bytes:
+def page_bytes(
+    records: Iterable[Record], gap: Gap | None, log_begins_at: int = 0, cursor_advanced_to: int = 0
+) -> bytes:
     """Encode a `FetchFactsResponse`."""
     parts: list[bytes] = []
     time, encoded_time = -1, b""
@@ -121,6 +123,8 @@ def page_bytes(records: Iterable[Record], gap: Gap | None, log_begins_at: int = 
         parts += (_GAP, varint(len(encoded)), encoded)
     if log_begins_at > 1:
         parts += (_LOG_BEGINS_AT, varint(log_begins_at))
+    if cursor_advanced_to:
+        parts += (_CURSOR, varint(cursor_advanced_to))
     return b"".join(parts)
 
 

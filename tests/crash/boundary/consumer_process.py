@@ -58,15 +58,19 @@ class Doomed:
 
 
 def arm(consumer: Any, doomed: Doomed) -> None:
-    """Kill the process around the confirm."""
-    real = consumer._confirm
+    """Kill the process around the confirm, which comes with the fetch of the next batch, or alone."""
+    for name in ("_fetch", "_confirm"):
+        setattr(consumer, name, _armed(getattr(consumer, name), doomed))
 
-    async def confirm(offset: int) -> None:
+
+def _armed(real: Any, doomed: Doomed) -> Any:
+    async def confirm(offset: int) -> Any:
         doomed.pass_by("before confirm", offset - 1)  # the fatal fact is the last but one of its batch
-        await real(offset)
+        answer = await real(offset)
         doomed.pass_by("after confirm", offset - 1)
+        return answer
 
-    consumer._confirm = confirm
+    return confirm
 
 
 def arm_persisting(doomed: Doomed, name: str) -> None:

@@ -218,6 +218,9 @@ def test_large_messages_that_are_not_finished_hold_little(server: Served) -> Non
             with suppress(OSError):  # refused in the meantime
                 each.sendall(b"x" * (9 * MB - 1))
         assert memory(server) < before + 12 * 9 * MB // 2
+    until(
+        lambda: _put(server, b"\0" * 3 * MB, compressed=False)[0] == 400
+    )  # no rest of them takes memory any more
 
 
 @pytest.mark.req("BC-29")

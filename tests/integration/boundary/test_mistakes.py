@@ -20,6 +20,8 @@ from onceward.boundary import BoundaryClient
 from onceward.boundary.errors import BoundaryError, Unavailable
 from onceward.boundary.tls import Tls
 from onceward.cli.main import app
+from onceward.connectors.urls import Address
+from onceward.errors import ConfigurationError
 from tests.support.boundary.server import boundary_server
 from tests.support.boundary.tls import CLIENTS, EitherClient, SecuredZone
 from tests.support.wait import until
@@ -194,6 +196,22 @@ def test_what_is_no_url_is_named_with_its_option(arguments: tuple[str, ...], opt
     )
     assert "not '/foo'" in result.stderr
     assert not Path("/foo").exists()
+
+
+@pytest.mark.req("BC-35")
+@pytest.mark.parametrize("user", ["me:hunter2", "hunter2", ":hunter2", "me:"])
+def test_a_user_or_password_is_refused_because_it_would_not_be_sent(user: str) -> None:
+    url = f"http://{user}@127.0.0.1:1"
+    with pytest.raises(ConfigurationError) as of_client:
+        BoundaryClient(url)
+    with pytest.raises(ConfigurationError) as of_source:
+        Address(f"boundary+{url}?consumer=c")
+    result = run("stats", "--url", url, env={})
+    assert (result.exit_code, result.stderr[:7]) == (2, "--url: ")
+    for said in (str(of_client.value), str(of_source.value), result.stderr):
+        assert "a user or password" in said
+        assert "certificate" in said
+        assert "hunter2" not in said
 
 
 # ── Ctrl-C ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 
@@ -16,7 +19,7 @@ from onceward.boundary.model import Appended, Gap
 from onceward.boundary.store import Bounds, ObjectQuota
 from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
 from onceward.boundary.stores.postgresql.schema import VERSION
-from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
+from onceward.boundary.stores.postgresql.store import CONNECTIONS, PostgreSqlBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import fact
 from tests.support.boundary.databases import StorePlace, place
@@ -71,6 +74,86 @@ def test_a_reader_who_goes_away_in_the_middle_does_not_harm_the_others(place: St
             assert all(len(page) == 500 for page in pages[1::2] if not isinstance(page, BaseException))
             assert not any(isinstance(page, Exception) for page in pages)
             assert len(await store.read(0, 1000)) == 500
+
+    asyncio.run(main())
+
+
+@pytest.mark.req("BC-41")
+def test_a_canceled_call_does_not_wait_for_a_frozen_server(place: StorePlace) -> None:
+    """psycopg's own connection waits for ten seconds, whatever the deadline of the call."""
+
+    async def main() -> None:
+        async with place.opened() as store:
+            async with store._connections.one() as connection:
+                pid = connection.info.backend_pid
+            os.kill(pid, signal.SIGSTOP)
+            began = time.monotonic()
+            try:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        await store.read(0, 10)
+                assert time.monotonic() - began < 4
+                assert await store.read(0, 10) == [], "another connection"
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await until_async(lambda: not place.ask(f"SELECT FROM pg_stat_activity WHERE pid = {pid}"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.req("BC-41")
+def test_connections_that_are_closed_right_after_a_query_was_canceled_are_closed(place: StorePlace) -> None:
+    async def main() -> None:
+        pool = PostgreSqlConnections(place.url, 1)
+        async with pool.one() as connection:
+            pass
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), pool.one() as connection:
+                await connection.execute("SELECT pg_sleep(30)")
+        while not all(each.done() for each in pool._leaving):
+            await asyncio.sleep(0)
+        await pool.close()
+        assert connection.closed
+
+    asyncio.run(main())
+
+
+@pytest.mark.req("BC-41")
+def test_queries_that_were_left_end_and_their_connections_are_counted(place: StorePlace) -> None:
+    async def main() -> None:
+        async with place.opened() as store:
+            pool = store._connections
+            for _ in range(20):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05), pool.one() as connection:
+                        await connection.execute("SELECT pg_sleep(30)")
+                [(running,)] = place.ask(
+                    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'"
+                    f" AND application_name = '{place.name}'"
+                )
+                assert running <= CONNECTIONS
+            await until_async(lambda: not pool._leaving)
+            assert pool._free._value == CONNECTIONS, "each is given back once"
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05), pool.one() as connection, connection.transaction():
+                    await connection.execute("SELECT pg_sleep(30)")
+        assert connection.closed
+
+    asyncio.run(main())
+
+
+@pytest.mark.req("BC-41")
+def test_a_query_that_was_left_does_not_keep_its_connection_open_when_the_store_closes(
+    place: StorePlace,
+) -> None:
+    async def main() -> None:
+        pool = PostgreSqlConnections(place.url, 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5), pool.one() as connection:
+                await connection.execute("SELECT pg_sleep(30)")
+        await pool.close()  # before the server was asked
+        assert connection.closed
+        assert not pool._free.locked()
 
     asyncio.run(main())
 

@@ -148,6 +148,21 @@ def test_labels_count_toward_the_size_of_a_fact(name: str) -> None:
         )
 
 
+@pytest.mark.req("BC-64")
+@pytest.mark.parametrize("bad", ["\0", "\n", "\x1b", "\u202e"])
+def test_subjects_and_labels_have_only_characters_that_can_be_printed(bad: str) -> None:
+    def check(subject: str, labels: dict[str, str]) -> None:
+        envelope = envelope_for("m1", from_zone="a", to_zone="b", labels=labels)
+        check_append(envelope, Fact(subject=subject, predicate="done", object_json="{}"))
+
+    check("tank:ü", {"ü l": "an ordinary value", "empty": ""})
+    for labels in ({f"a{bad}": "b"}, {"a": f"{bad}b"}):
+        with pytest.raises(InvalidArgument, match=r"envelope\.labels has a name or value with unprintable"):
+            check("a:b", labels)
+    with pytest.raises(InvalidArgument, match=r"fact\.subject"):
+        check(f"a:b{bad}c", {})
+
+
 def test_by_default_a_fact_has_up_to_64_labels(tmp_path: Path) -> None:
     with boundary_server(tmp_path) as url, BoundaryClient(url) as client:
         many = {f"l{number}": "x" * 1000 for number in range(64)}

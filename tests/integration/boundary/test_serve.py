@@ -155,6 +155,7 @@ main()
 """
 
 
+@pytest.mark.usual("retention")
 @pytest.mark.parametrize(
     ("module", "name", "method", "reported"),
     [
@@ -324,6 +325,7 @@ def warnings_of(data: Path, *options: str, command: Sequence[str] = COMMAND) -> 
     return [line["message"] for line in server.lines if line["level"] not in ("debug", "info")]
 
 
+@pytest.mark.usual("[::1]")
 @pytest.mark.req("BC-43")
 @pytest.mark.parametrize(
     "host",
@@ -341,6 +343,7 @@ def test_serving_this_machine_alone_needs_no_warning(tmp_path: Path, host: str) 
     assert warnings_of(tmp_path / "data", "--listen", f"{host}:0", command=command) == []
 
 
+@pytest.mark.usual("0.0.0.0")
 @pytest.mark.req("BC-43")
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "plant.test", *(pytest.param(each, marks=pytest.mark.long) for each in ("::", "0"))]

@@ -178,6 +178,7 @@ def test_ctrl_c_ends_a_consumer_that_waits_for_a_silent_boundary(world: Boundary
             consumer.run(world.handler(book), world.database.default)
 
 
+@pytest.mark.usual("SIGTERM, once")
 @pytest.mark.req("BC-57")
 @pytest.mark.parametrize(
     ("number", "more"),

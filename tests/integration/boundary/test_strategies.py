@@ -42,9 +42,12 @@ def stored(
     predicate: str = "measured",
     at: float = 0.0,
     begins: int | None = None,
+    id: str | None = None,
 ) -> StoredFact:
     """A fact as a boundary serves it."""
-    envelope = Envelope(message_id=f"message-{offset}", from_zone="a", to_zone="b", produced_at_unix_ms=1)
+    envelope = Envelope(
+        message_id=id or f"message-{offset}", from_zone="a", to_zone="b", produced_at_unix_ms=1
+    )
     return StoredFact(
         offset=offset,
         envelope=envelope,
@@ -133,6 +136,28 @@ def test_ids_are_kept_for_seven_days_to_the_second_and_go_afterwards(world: Boun
     of = "SELECT message_id FROM onceward_processed_facts WHERE consumer_name ="
     assert world.database.scalar(f"{of} 'another'") == "message-1"
     assert world.database.scalar(f"{of} '{NAME}'") == "message-9"
+
+
+@pytest.mark.req("BC-50")
+def test_an_id_is_kept_for_its_newest_copy_in_the_log(world: BoundaryWorld) -> None:
+    time = 1_000_000_000.0
+    once = OncePerId(NAME, clock=lambda: time)
+    world.in_session(once.create_table)
+    handler = once(world.handler(book))
+    apply(world, handler, stored(5, {"number": 1}, begins=1, id="repeated"))
+    time += 7 * DAY + 60
+    # The boundary has forgotten the id, so it appended what the producer repeated. An older copy comes late.
+    newest = stored(100, {"number": 1}, begins=90, id="repeated")
+    apply(world, handler, newest, stored(5, {"number": 1}, begins=1, id="repeated"))
+    apply(world, handler, stored(101, {"number": 2}, begins=90))
+    assert world.in_session(once.purge) == 0, "the boundary has the copy at 100"
+    apply(world, handler, newest)
+    assert world.effects() == [1, 2]
+    apply(world, handler, stored(102, {"number": 3}, begins=101))
+    assert world.in_session(once.purge) == 0, "the copy came less than seven days ago"
+    time += 7 * DAY + 60
+    apply(world, handler, stored(103, {"number": 4}, begins=101))
+    assert world.in_session(once.purge) == 1
 
 
 @pytest.mark.req("BC-50")

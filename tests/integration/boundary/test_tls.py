@@ -317,6 +317,7 @@ def test_a_link_in_plain_text_that_a_reload_adds_is_warned_of_once(site: Secured
         assert reload(plain) == ["a"]
 
 
+@pytest.mark.usual("cert")
 @pytest.mark.parametrize("broken", ["cert", pytest.param("key", marks=pytest.mark.long), "ca"])
 def test_a_broken_file_changes_nothing_is_reported_once_and_can_be_fixed(
     site: SecuredZone, hq: Tls, broken: str

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onceward.boundary import BoundaryClient, envelope_for, fact_of
+from onceward.boundary.errors import Unavailable
 from onceward.connectors.boundary import BoundaryConnector
-from tests.support.boundary.server import Served, boundary_server
+from tests.support.boundary.server import Served, boundary_server, served
+from tests.support.wait import until
 
 pytestmark = pytest.mark.req("WK-05")
 
@@ -59,6 +64,55 @@ def test_a_server_that_stops_answers_those_that_wait(tmp_path: Path) -> None:
     assert code == 0
     assert time.monotonic() - began < 4.0  # it does not need all the time that calls get
     assert [each.facts for each in answers] == [()]
+
+
+@pytest.mark.req("BC-61")
+def test_a_fetch_that_waits_costs_the_server_nothing(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as server, BoundaryClient(server.url) as client:
+
+        def busy() -> float:
+            fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+        client.fetch("c")
+        before = busy()
+        assert client.fetch("c", wait=2.0).facts == ()
+        assert busy() - before < 0.5
+
+
+@pytest.mark.req("BC-61")
+def test_a_fetch_that_waits_ends_with_its_caller(tmp_path: Path) -> None:
+    (tmp_path / "boundary.toml").write_text("[limits]\ncalls = 1\n")
+    path = b"/onceward.boundary.v1.BoundaryService/FetchFacts"
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n" % path
+    body = b'{"consumerName": "c", "limit": 1, "waitMs": 20000}'
+    with (
+        served(tmp_path / "data", "--config", str(tmp_path / "boundary.toml")) as server,
+        BoundaryClient(server.url) as client,
+    ):
+
+        def is_refused() -> bool:
+            with suppress(Unavailable):
+                client.fetch("c")
+                return False
+            return True
+
+        def is_waiting() -> bool:
+            """Whether it is not answered at once, as it is while another call ends."""
+            caller = waiting.enter_context(socket.create_connection(place, timeout=0.5))
+            caller.sendall(head + b"content-length: %d\r\n\r\n%s" % (len(body), body))
+            with suppress(TimeoutError):
+                return not caller.recv(1)
+            return True
+
+        place = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        assert not is_refused()
+        with ExitStack() as waiting:
+            until(is_waiting)
+            assert is_refused()
+        began = time.monotonic()
+        until(lambda: not is_refused())
+        assert time.monotonic() - began < LONG / 4
 
 
 def test_a_boundary_that_does_not_wait_is_asked_now_and_then(tmp_path: Path) -> None:

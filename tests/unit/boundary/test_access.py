@@ -41,6 +41,15 @@ def test_a_name_that_is_reserved_for_others_is_refused(request_type: type[pb.Rem
         contextvars.copy_context().run(call, "theirs")
 
 
+@pytest.mark.req("BC-25")
+@pytest.mark.parametrize(("from_zone", "to_zone"), [("x" * 10**6, "hq"), ("hq", "x" * 10**6)])
+def test_a_refused_zone_is_not_repeated_at_length(from_zone: str, to_zone: str) -> None:
+    envelope = pb.Envelope(from_zone=from_zone, to_zone=to_zone)
+    with pytest.raises(PermissionDenied) as raised:
+        contextvars.copy_context().run(check, pb.AppendFactRequest(envelope=envelope))
+    assert len(str(raised.value)) < 200
+
+
 @pytest.mark.parametrize("request_type", [pb.PutObjectRequest, pb.GetObjectRequest])
 def test_objects_are_open_to_known_peers(request_type: type[object]) -> None:
     contextvars.copy_context().run(check, request_type())

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onceward.boundary.metrics import BoundaryMetrics
+from onceward.boundary.server import calls as calls_module
 from onceward.boundary.server.calls import FREE, LEAST, LimitedCalls
 from onceward.boundary.server.limits import Limits
 
@@ -70,6 +71,31 @@ def test_the_parts_of_one_message_share_a_deadline(kind: bytes) -> None:
     parts = [(6.0, message[:1000], True), (6.0, message[1000:2000], True), (6.0, message[2000:], False)]
     with pytest.raises(ConnectError, match="a message did not arrive within 10 s"):
         call(parts, Limits(body=10), kind)
+
+
+@pytest.mark.req("BC-61")
+def test_who_waits_for_the_end_of_a_caller_looks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Envoy answers each look at once, with an empty end of the message, for as long as the caller is there."""
+    looks = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal looks
+        looks += 1
+        return {"type": "http.disconnect"} if looks > 4 else end
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        assert await receive() == end
+        began = asyncio.get_running_loop().time()
+        assert await receive() == {"type": "http.disconnect"}
+        took.append(asyncio.get_running_loop().time() - began)
+
+    end = {"type": "http.request", "body": b"", "more_body": False}
+    took: list[float] = []
+    monkeypatch.setattr(calls_module, "LOOK_EVERY", 0.05)
+    calls = LimitedCalls(wait, Limits(), BoundaryMetrics())
+    asyncio.run(calls({"path": "/x", "headers": []}, receive, None))  # type: ignore[arg-type]
+    assert looks == 5
+    assert took[0] >= 0.19
 
 
 @pytest.mark.req("BC-29")

@@ -52,7 +52,7 @@ class Calls:
         self.url = url
         self.port = port
         self._loads = port.loads(self._append_load)
-        self._one_by_one = False
+        self._one_by_one = self._confirms_apart = False
         """Whether the boundary is an older one."""
 
     async def append(self, envelope: Envelope, fact: Fact) -> Appended:
@@ -67,7 +67,10 @@ class Calls:
                 late = ConnectError(Code.DEADLINE_EXCEEDED, "no answer in time")
                 late.__cause__ = error
                 raise failure(late, self.url) from error
-        return _appended(await self._ask("append_fact", wire.Encoded(request)))
+        outcome = self._appended(await self._ask("append_fact", wire.Encoded(request)))
+        if isinstance(outcome, BoundaryError):
+            raise outcome
+        return outcome
 
     async def append_all(
         self, messages: Iterable[tuple[Envelope, Fact]], in_order: bool
@@ -106,7 +109,7 @@ class Calls:
     ) -> list[Appended | BoundaryError]:
         try:
             if len(requests) == 1:
-                return [_appended(await call("append_fact", wire.Encoded(requests[0])))]
+                return [self._appended(await call("append_fact", wire.Encoded(requests[0])))]
             answer = await call("append_facts", wire.Encoded(wire.append_requests(requests, in_order)))
         except ConnectError as error:
             if error.code is Code.UNIMPLEMENTED and len(requests) > 1:
@@ -114,11 +117,24 @@ class Calls:
                 raise OneByOne from None
             return [self._failure(error) for _ in requests]  # one for each: a raised error has its traceback
         if len(answer.outcomes) != len(requests):
-            raise BoundaryError(
-                f"{mask_url(self.url)} answered {len(answer.outcomes)} outcomes for {len(requests)} facts; check that "
-                "this is the URL of a boundary"
-            )
-        return [_outcome(each) for each in answer.outcomes]
+            what = f"{len(answer.outcomes)} outcomes for {len(requests)} facts"
+            return [self._unclear(what) for _ in requests]
+        return [self._outcome(each) for each in answer.outcomes]
+
+    def _outcome(self, answer: pb.AppendOutcome) -> Appended | BoundaryError:
+        refusal = answer.refusal
+        if refusal is None:
+            return self._appended(answer)
+        return refused(refusal.code, refusal.message, refusal.detail or pb.ErrorDetail())
+
+    def _appended(self, answer: pb.AppendFactResponse | pb.AppendOutcome) -> Appended | BoundaryError:
+        return Appended(answer.offset, answer.duplicate) if answer.offset > 0 else self._unclear("no offset")
+
+    def _unclear(self, what: str) -> errors.Unavailable:
+        """An answer that does not say what was asked, such as an empty one: it is unknown what was done."""
+        return errors.Unavailable(
+            f"{mask_url(self.url)} answered {what}; check that this is the URL of a boundary, or try again"
+        )
 
     def _failure(self, error: ConnectError) -> BoundaryError:
         raised = failure(error, self.url)
@@ -135,10 +151,19 @@ class Calls:
         )
 
     async def fetch(
-        self, consumer_name: str, limit: int, max_bytes: int, wait: float = 0.0, wait_after: int = 0
+        self,
+        consumer_name: str,
+        limit: int,
+        max_bytes: int,
+        wait: float = 0.0,
+        wait_after: int = 0,
+        confirm: int = 0,
     ) -> Page:
         if isnan(wait):
             raise errors.InvalidArgument("wait", "must be a number of seconds, not NaN")
+        if confirm and self._confirms_apart:
+            await self.confirm(consumer_name, confirm)
+            confirm = 0
         request = wire.encode(
             pb.FetchFactsRequest,
             consumer_name=consumer_name,
@@ -146,12 +171,21 @@ class Calls:
             max_bytes=max_bytes,
             wait_ms=int(min(max(wait, 0.0), MOST_WAIT) * 1000),
             wait_after=wait_after,
+            confirm=confirm,
         )
-        return wire.page(await self._ask("fetch_facts", request, grace=0.0 if wait > 0 else LAST_WAIT))
+        grace = 0.0 if wait > 0 and not confirm else LAST_WAIT
+        answer = await self._ask("fetch_facts", request, grace)
+        if answer.cursor_advanced_to < confirm:  # it has only fetched
+            self._confirms_apart = True
+            return await self.fetch(consumer_name, limit, max_bytes, wait, wait_after, confirm)
+        return wire.page(answer)
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
         request = wire.encode(pb.ConfirmReceiptRequest, consumer_name=consumer_name, offset=offset)
-        return int((await self._ask("confirm_receipt", request)).cursor_advanced_to)
+        position = int((await self._ask("confirm_receipt", request)).cursor_advanced_to)
+        if position < offset:
+            raise self._unclear(f"a call to confirm {offset}, and its cursor is at {position}")
+        return position
 
     async def remove_consumer(self, consumer_name: str) -> int:
         request = wire.encode(pb.RemoveConsumerRequest, consumer_name=consumer_name)
@@ -162,7 +196,7 @@ class Calls:
             pieces = (blob[at : at + CHUNK] for at in range(0, len(blob), CHUNK))
             return await self.put_stream(bucket, key, pieces, media_type)
         request = wire.encode(pb.PutObjectRequest, bucket=bucket, key=key, blob=blob, media_type=media_type)
-        return _ref(await self._ask("put_object", request), media_type)
+        return self._ref(await self._ask("put_object", request), media_type)
 
     async def put_stream(self, bucket: str, key: str, data: Any, media_type: str) -> ObjectRef:
         return await self._put_pieces(bucket, key, self.port.each(data), media_type)
@@ -263,11 +297,22 @@ class Calls:
                 raise
 
         try:
-            return _ref(await self.port.send("put_object_stream", messages()), media_type)
+            return self._ref(await self.port.send("put_object_stream", messages()), media_type)
         except ConnectError as error:
             if broken:  # the caller's data failed, not the boundary, which stores none of it
                 raise broken[0] from None
             raise failure(error, self.url) from error
+
+    def _ref(self, answer: pb.PutObjectResponse, media_type: str) -> ObjectRef:
+        if not answer.digest:
+            raise self._unclear("no digest")
+        return ObjectRef(
+            bucket=answer.bucket,
+            key=answer.key,
+            digest=answer.digest,
+            size=answer.size,
+            media_type=media_type,
+        )
 
     async def _ask(self, method: str, request: Any, grace: float = LAST_WAIT) -> Any:
         try:
@@ -284,23 +329,6 @@ class Calls:
             raise failure(error, self.url) from error
 
 
-def _appended(answer: pb.AppendFactResponse | pb.AppendOutcome) -> Appended:
-    return Appended(answer.offset, answer.duplicate)
-
-
 def _ends(outcome: Appended | BoundaryError, in_order: bool) -> bool:
     """Return whether not to try those behind it: the boundary does not answer, or they must wait."""
     return isinstance(outcome, errors.Unavailable) or (in_order and holds_up(outcome))
-
-
-def _outcome(answer: pb.AppendOutcome) -> Appended | BoundaryError:
-    refusal = answer.refusal
-    if refusal is None:
-        return _appended(answer)
-    return refused(refusal.code, refusal.message, refusal.detail or pb.ErrorDetail())
-
-
-def _ref(answer: pb.PutObjectResponse, media_type: str) -> ObjectRef:
-    return ObjectRef(
-        bucket=answer.bucket, key=answer.key, digest=answer.digest, size=answer.size, media_type=media_type
-    )

@@ -46,16 +46,16 @@ class AsyncBoundaryClient:
         self._calls = Calls(address, self._port)
 
     async def append(self, envelope: Envelope, fact: Fact) -> Appended:
-        """Make a fact durable. Repeat it with the same id and content until it succeeds. Those of callers at once go
-        together, in few calls."""
+        """Make a fact durable. Repeat it with the same id and content until it succeeds. Concurrent callers share
+        calls to the server."""
         return await self._calls.append(envelope, fact)
 
     async def append_all(
         self, messages: Iterable[tuple[Envelope, Fact]], *, in_order: bool = False
     ) -> list[Appended | BoundaryError]:
-        """Make facts durable, in this order and in few calls. Return the outcome of each: where it is, or the error
-        that `append` would raise. One that is refused does not affect the others; with `in_order`, none is appended
-        behind it, unless it is a conflict. Those that were not tried, also after a failed call, are `Aborted`."""
+        """Make facts durable, in this order and in few calls. Return an outcome for each: its offset, or the error
+        that `append` would raise. A refused fact does not affect the others; with `in_order`, none is appended behind
+        it, unless it is a conflict. Facts that were not tried, for example after a failed call, are `Aborted`."""
         return await self._calls.append_all(messages, in_order)
 
     async def append_until_durable(self, envelope: Envelope, fact: Fact) -> Appended:
@@ -93,14 +93,18 @@ class AsyncBoundaryClient:
         *,
         wait: float = 0.0,
         wait_after: int = 0,
+        confirm: int = 0,
     ) -> Page:
         """Return the next facts of this consumer; the same ones until they are confirmed. A page has up to 4 MiB, or
         `max_bytes`, of which at most 32 MiB count, or one larger fact.
 
         With `wait`, the answer comes when there is a fact beyond the cursor and the offset `wait_after`, or after that
         many seconds, 20 at most. An older boundary answers at once.
+
+        `confirm` first does what `confirm` with this offset does, or raises what that raises, in the same call: a page
+        that is handled is confirmed together with the fetch of the next. 0 confirms nothing.
         """
-        return await self._calls.fetch(consumer_name, limit, max_bytes, wait, wait_after)
+        return await self._calls.fetch(consumer_name, limit, max_bytes, wait, wait_after, confirm)
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
         """Confirm that everything up to this offset is handled durably. Return the cursor's position."""

@@ -20,6 +20,7 @@ from onceward.boundary.errors import BoundaryError
 from onceward.boundary.v1 import boundary_pb as pb
 
 CHECK_IT_RUNS = "check that it is running (`onceward boundary serve`), or correct its URL"
+IF_TLS = f"{CHECK_IT_RUNS}; if it speaks TLS, the URL begins with https://"
 FILES = "`tls` (for commands: ONCEWARD_BOUNDARY_CA, _CERT and _KEY)"
 
 
@@ -71,9 +72,15 @@ MISTAKES = (
     ),
     Mistake(
         "http",
-        r"connection closed|closed connection|reset|InvalidMessage|invalid HTTP",
+        r"connection closed|closed connection|reset",
         "it closed the connection",
-        f"{CHECK_IT_RUNS}; if it speaks TLS, the URL begins with https://",
+        IF_TLS,
+    ),
+    Mistake(
+        "http",
+        r"InvalidMessage|invalid HTTP",
+        "its answer is not HTTP",
+        IF_TLS,
     ),
 )
 

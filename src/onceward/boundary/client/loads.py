@@ -28,7 +28,7 @@ LOAD_BYTES = 60 * 1024
 large ones arrive."""
 
 STUCK_AFTER = 1.0
-"""Seconds after which a call does not hold up the next ones any more: its connection may be dead."""
+"""Seconds after which a call no longer delays the next ones: its connection may be dead."""
 
 Outcome = Any
 """What the caller gets; an exception is raised."""
@@ -64,7 +64,7 @@ def next_load(waiting: deque[T], bytes_of: Callable[[T], int]) -> list[T]:
 
 
 class AppendLine(Generic[C]):
-    """Those who wait while a call is under way."""
+    """Callers that wait while a call is in progress."""
 
     def __init__(self) -> None:
         self.waiting: deque[C] = deque()
@@ -149,7 +149,11 @@ class AsyncLoads:
     async def _send_loads(self, line: AppendLine[WaitingTask], load: list[WaitingTask]) -> None:
         try:
             while load:
-                outcomes = await self._send([caller.encoded for caller in load])
+                outcomes: Sequence[Outcome]
+                try:
+                    outcomes = await self._send([caller.encoded for caller in load])
+                except Exception as error:  # noqa: BLE001  every caller must get an answer
+                    outcomes = [error] * len(load)
                 for caller, outcome in zip(load, outcomes, strict=True):
                     if not caller.done.done():
                         caller.done.set_result(outcome)

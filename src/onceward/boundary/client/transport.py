@@ -7,9 +7,9 @@ import atexit
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from contextvars import copy_context
-from functools import cache, partial
+from functools import cache
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,7 +19,9 @@ from onceward._process.aside import call_aside
 from onceward._process.stop import LAST_WAIT, engine_stop
 from onceward._secrets import mask_url, remember
 from onceward._sync import run_blocking
+from onceward.boundary.client.gateway_pages import retryable_pages
 from onceward.boundary.client.loads import AsyncLoads, BlockingLoads, Loads, Send
+from onceward.boundary.client.plain_http import ANSWERS, AsyncPlainCalls, BlockingPlainCalls, may_call_plainly
 from onceward.boundary.tls import Tls, client_context
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient, BoundaryServiceClientSync
 from onceward.errors import ConfigurationError
@@ -62,6 +64,7 @@ class BlockingBoundaryPort:
     def __init__(
         self, url: str, times: CallTimes, sleep: Callable[[float], object] | None, tls: Tls | None
     ) -> None:
+        self._plain = BlockingPlainCalls(url) if may_call_plainly(url) else None
         self._transport = None if tls is None else SyncHTTPTransport(**_tls_options(tls))
         self._rpc = BoundaryServiceClientSync(
             url, send_compression=None, accept_compression=(), http_client=SyncClient(self._transport)
@@ -70,11 +73,16 @@ class BlockingBoundaryPort:
         self._sleep = sleep or time.sleep
 
     async def ask(self, method: str, request: Any, grace: float = LAST_WAIT) -> Any:
-        call = partial(getattr(self._rpc, method), request, timeout_ms=self._times.call)
-        return call_aside(call, stop=engine_stop(), grace=grace)
+        return call_aside(self._call, method, request, stop=engine_stop(), grace=grace)
 
     async def call(self, method: str, request: Any) -> Any:
-        return getattr(self._rpc, method)(request, timeout_ms=self._times.call)
+        return self._call(method, request)
+
+    def _call(self, method: str, request: Any) -> Any:
+        if self._plain is not None and method in ANSWERS:
+            return self._plain.call(method, request, self._times.call)
+        with retryable_pages():
+            return getattr(self._rpc, method)(request, timeout_ms=self._times.call)
 
     def loads(self, send: Send) -> Loads:
         return BlockingLoads(send, self._times.call_seconds)
@@ -88,16 +96,24 @@ class BlockingBoundaryPort:
                     raise ConnectionAbortedError("the caller has left")
                 yield message
 
+        def upload() -> Any:
+            with retryable_pages():
+                return getattr(self._rpc, method)(sent(), timeout_ms=self._times.transfer)
+
         try:
-            return call_aside(partial(getattr(self._rpc, method), sent(), timeout_ms=self._times.transfer))
+            return call_aside(upload)
         finally:
             left.set()
 
     async def answers(self, method: str, request: Any) -> AsyncGenerator[Any]:
-        answers = getattr(self._rpc, method)(request, timeout_ms=self._times.transfer)
+        answers = self._download(method, request)
         context = copy_context()
         while (answer := call_aside(context.run, next, answers, None)) is not None:
             yield answer
+
+    def _download(self, method: str, request: Any) -> Iterator[Any]:
+        with retryable_pages():
+            yield from getattr(self._rpc, method)(request, timeout_ms=self._times.transfer)
 
     async def each(self, data: Any) -> AsyncIterator[bytes]:
         for piece in data:
@@ -114,6 +130,8 @@ class BlockingBoundaryPort:
 
     async def close(self) -> None:
         self._rpc.close()
+        if self._plain is not None:
+            self._plain.close()
         if self._transport is not None:
             self._transport.close()
 
@@ -124,7 +142,7 @@ class AsyncBoundaryPort:
     def __init__(
         self, url: str, times: CallTimes, sleep: Callable[[float], Awaitable[object]] | None, tls: Tls | None
     ) -> None:
-        _wait_for_threads_at_exit()
+        self._plain = AsyncPlainCalls(url) if may_call_plainly(url) else None
         self._transport = None if tls is None else HTTPTransport(**_tls_options(tls))
         self._rpc = BoundaryServiceClient(
             url, send_compression=None, accept_compression=(), http_client=Client(self._transport)
@@ -133,25 +151,35 @@ class AsyncBoundaryPort:
         self._sleep = sleep or asyncio.sleep
 
     async def ask(self, method: str, request: Any, grace: float = LAST_WAIT) -> Any:
-        call = partial(getattr(self._rpc, method), request, timeout_ms=self._times.call)
         stop = engine_stop()
-        with _cancellable():
-            return await (call() if stop is None else stop.leave(call, grace=grace))
+        return await (
+            self.call(method, request)
+            if stop is None
+            else stop.leave(self.call, method, request, grace=grace)
+        )
 
     async def call(self, method: str, request: Any) -> Any:
-        with _cancellable():
+        if self._plain is not None and method in ANSWERS:
+            return await self._plain.call(method, request, self._times.call)
+        _wait_for_threads_at_exit()
+        with _cancellable(), retryable_pages():
             return await getattr(self._rpc, method)(request, timeout_ms=self._times.call)
 
     def loads(self, send: Send) -> Loads:
         return AsyncLoads(send, self._times.call_seconds)
 
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
-        with _cancellable():
+        _wait_for_threads_at_exit()
+        with _cancellable(), retryable_pages():
             return await getattr(self._rpc, method)(messages, timeout_ms=self._times.transfer)
 
-    def answers(self, method: str, request: Any) -> AsyncGenerator[Any]:
+    async def answers(self, method: str, request: Any) -> AsyncGenerator[Any]:
+        _wait_for_threads_at_exit()
         found: AsyncGenerator[Any] = getattr(self._rpc, method)(request, timeout_ms=self._times.transfer)
-        return found
+        async with aclosing(found):
+            with retryable_pages():
+                async for answer in found:
+                    yield answer
 
     async def each(self, data: Any) -> AsyncIterator[bytes]:
         if hasattr(data, "__aiter__"):
@@ -172,6 +200,8 @@ class AsyncBoundaryPort:
 
     async def close(self) -> None:
         await self._rpc.close()
+        if self._plain is not None:
+            self._plain.close()
         if self._transport is not None:
             await self._transport.aclose()
 
@@ -189,14 +219,23 @@ def check_url(url: str, tls: Tls | None = None) -> str:
     """Return the URL without a trailing slash. Raise `ConfigurationError` if it cannot be that of a boundary."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except (ValueError, AttributeError, TypeError):  # a bad port, or not a string
+        usable = (
+            parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isprintable()
+        )
+        (parts.hostname or "").encode("idna")
+    except (ValueError, AttributeError, TypeError):  # a bad port or name, or not a string
         usable = False
     if isinstance(url, str):
         remember(url)
     if not usable or parts.query or parts.fragment or any(each.isspace() for each in url):
         raise ConfigurationError(
             f"the URL of a boundary must be http://HOST:PORT or https://HOST:PORT, not {mask_url(str(url))!r:.200}"
+        )
+    if "@" in parts.netloc:
+        raise ConfigurationError(
+            f"the URL of a boundary has a user or password, which would not be sent: {mask_url(url)!r:.200}; remove "
+            "it; a boundary knows its peers by their certificates: set `tls` (for commands: ONCEWARD_BOUNDARY_CA, "
+            "_CERT and _KEY)"
         )
     if tls is not None and parts.scheme != "https":
         raise ConfigurationError(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onceward._process.stop import LAST_WAIT, AsyncStop
@@ -53,8 +54,10 @@ class AsyncBoundaryConsumer(FactLoop):
         if error is not None:
             raise error
 
-    async def _fetch(self) -> Page:
-        return await self._stop.leave(self._client.fetch, self.consumer_name, self.limit)
+    async def _fetch(self, confirm: int = 0) -> Page:
+        fetch = partial(self._client.fetch, confirm=confirm)
+        grace = LAST_WAIT if confirm else 0.0
+        return await self._stop.leave(fetch, self.consumer_name, self.limit, grace=grace)
 
     async def _confirm(self, offset: int) -> None:
         await self._stop.leave(self._client.confirm, self.consumer_name, offset, grace=LAST_WAIT)

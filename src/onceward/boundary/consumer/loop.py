@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from onceward._process.aside import Stopped
 from onceward._process.stop import AsyncStop, BlockingStop
@@ -17,6 +18,7 @@ _log = OwnLogger(logging.getLogger("onceward.boundary"))
 EMPTY_WAIT = 0.1
 """Seconds to wait when there is nothing new."""
 
+T = TypeVar("T")
 Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
 """Runs the handler in one session, and commits. Returns what was raised."""
 
@@ -24,7 +26,8 @@ Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
 class FactLoop:
     """The loop of both modes. Methods that wait are ports: they block in one mode and await in the other."""
 
-    _fetch: Callable[[], Awaitable[Page]]
+    _fetch: Callable[[int], Awaitable[Page]]
+    """Confirms up to this offset in the same call, unless it is 0."""
     _confirm: Callable[[int], Awaitable[None]]
 
     def __init__(
@@ -51,11 +54,13 @@ class FactLoop:
         self._stop.request()
 
     async def _run(self, attempt: Attempt, drain: bool) -> BaseException | None:
+        handled = 0
+        """The last fact of a batch that is applied, and is confirmed with the next fetch."""
         while not self._is_stopped():
-            try:
-                page = await self._fetch()
-            except Stopped:
+            page = await self._confirming(self._fetch, handled)
+            if page is None:
                 return None
+            handled = 0
             self._report_gap(page)
             if page.facts:
                 for fact in page.facts:
@@ -64,33 +69,38 @@ class FactLoop:
                     error = await attempt(fact)
                     if error is not None:
                         return self._report(error, fact)
-                await self._confirm_batch(page)
+                handled = page.facts[-1].offset
             elif drain:
                 return None
             else:
                 await self._stop.pause(self._empty_wait)
+        if handled:
+            await self._confirming(self._confirm, handled)
         return None
 
     def _is_stopped(self) -> bool:
         return self._stop.requested
 
-    async def _confirm_batch(self, page: Page) -> None:
-        offset = page.facts[-1].offset
+    async def _confirming(self, call: Callable[[int], Awaitable[T]], offset: int) -> T | None:
+        """Make a call that confirms up to this offset, unless it is 0. Return None if a stop came before its answer."""
         try:
-            await self._confirm(offset)
+            return await call(offset)
         except Stopped:
-            _log.warning(
-                "consumer %s stopped before the boundary answered the confirmation of offset %d; everything up to it "
-                "is applied, and is delivered again if the boundary did not record this",
-                self.consumer_name,
-                offset,
-                extra={"consumer": self.consumer_name, "offset": offset},
-            )
+            if offset:
+                _log.warning(
+                    "consumer %s stopped before the boundary answered the confirmation of offset %d; everything up to "
+                    "it is applied, and is delivered again if the boundary did not record this",
+                    self.consumer_name,
+                    offset,
+                    extra={"consumer": self.consumer_name, "offset": offset},
+                )
+            return None
         except BoundaryError as error:
-            error.add_note(
-                f"while confirming offset {offset} of consumer {self.consumer_name}; everything up to it is applied, "
-                "and is delivered again if the boundary did not record this"
-            )
+            if offset:
+                error.add_note(
+                    f"while confirming offset {offset} of consumer {self.consumer_name}; everything up to it is "
+                    "applied, and is delivered again if the boundary did not record this"
+                )
             raise
 
     def _report_gap(self, page: Page) -> None:

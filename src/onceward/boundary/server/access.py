@@ -116,10 +116,10 @@ class Peers:
     def check_zones(self, peer: Peer, from_zone: str, to_zone: str) -> None:
         """Raise `PermissionDenied` unless the peer may append a fact from and for these zones."""
         if from_zone not in peer.origins:
-            problem = f"{peer.identity!r} may not append facts from zone {from_zone!r}"
+            problem = f"{peer.identity!r} may not append facts from zone {from_zone!r:.80}"
             raise PermissionDenied("from_zone", problem, "envelope.from_zone")
         if to_zone not in peer.to_zones:
-            problem = f"{peer.identity!r} may not append facts for zone {to_zone!r}"
+            problem = f"{peer.identity!r} may not append facts for zone {to_zone!r:.80}"
             raise PermissionDenied("to_zone", problem, "envelope.to_zone")
 
     def check_consumer(self, peer: Peer, name: str) -> None:
@@ -167,7 +167,7 @@ class Guard:
         ctx: RequestContext[Any, Any],
         /,
     ) -> RES:
-        self._check_call(ctx, request)
+        self.check_call(ctx.method.name, request)
         return await call_next(request, ctx)
 
     async def intercept_client_stream(
@@ -178,7 +178,7 @@ class Guard:
         /,
     ) -> RES:
         try:
-            self._check_call(ctx)
+            self.check_call(ctx.method.name)
         except Exception:
             async for _ in request:
                 pass
@@ -192,13 +192,14 @@ class Guard:
         ctx: RequestContext[Any, Any],
         /,
     ) -> AsyncIterator[RES]:
-        self._check_call(ctx, request)
+        self.check_call(ctx.method.name, request)
         async for answer in call_next(request, ctx):
             yield answer
 
-    def _check_call(self, ctx: RequestContext[Any, Any], request: Any = None) -> None:
+    def check_call(self, what: str, request: Any = None) -> None:
+        """`check`, with the error that the caller gets."""
         try:
-            self.check(ctx.method.name, request)
+            self.check(what, request)
         except BoundaryError as error:
             raise refusal(error) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ from onceward.boundary.errors import Backpressure, BoundaryError, InvalidArgumen
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.server.asgi import CALLS
 from onceward.boundary.server.codecs import ARRIVING, refusal
-from onceward.boundary.server.limits import Limits
+from onceward.boundary.server.limits import ANSWER_ROOM, AnswerMemory, AnswerRoom, Limits
 
 FREE = 64 * 1024
 """Bytes of a message that do not count: small calls work while large ones are refused."""
@@ -23,6 +24,13 @@ FRAMED = (b"application/grpc", b"application/connect+")
 """Content types of calls in which each message has a prefix."""
 PREFIX = 5
 """Its bytes: flags, and the length of the message."""
+
+OUT = 512 * 1024
+"""Bytes of a large answer that are sent at once."""
+LAST = 128 * 1024
+"""Bytes of its last piece, for which the call does not wait: as many as Envoy holds of a connection anyway."""
+LOOK_EVERY = 0.25
+"""Seconds between two looks whether the caller of a call that takes longer is still there."""
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -41,6 +49,7 @@ class LimitedCalls:
         """Bytes of messages that have not arrived completely."""
         self.left = 0
         """Bytes of messages that errors of calls which have ended may hold: such an error is held by itself."""
+        self._answers = AnswerMemory(limits.body_memory)
         self._running = 0
         self._stopping = False
         self._none_running = asyncio.Event()
@@ -52,10 +61,15 @@ class LimitedCalls:
             return
         self._running += 1
         body = _Messages(self, receive, headers)
+        if scope["path"] in CALLS:
+            body.begin()
         ARRIVING.set(body)
+        room = AnswerRoom(self._answers)
+        ANSWER_ROOM.set(room)
         try:
-            await self._application(scope, body, lambda event: _finish(send(event)))
+            await self._application(scope, body, partial(_send, send))
         finally:
+            room.hold(0)
             body.release()
             self._collect()
             self._running -= 1
@@ -108,9 +122,13 @@ class _Messages:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + calls.limits.body
 
+    def begin(self) -> None:
+        """Ask for the message now: until somebody reads it, it comes from a thread of Envoy."""
+        self._waiting = asyncio.ensure_future(self._receive())
+
     async def __call__(self) -> dict[str, Any]:
         if self._arrived:
-            return await self._next()
+            return await self._disconnect()
         try:
             async with asyncio.timeout_at(self._deadline):
                 event = await self._next()
@@ -132,6 +150,15 @@ class _Messages:
         self._arrived = event["type"] == "http.disconnect" or not event.get("more_body")
         self._count(max(self._size - FREE, 0))
         return event
+
+    async def _disconnect(self) -> dict[str, Any]:
+        """Wait until the caller has left. Envoy answers at once, also while the caller is there, with an empty end of
+        the message: who asks again and again keeps two threads busy for as long as the call takes."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            event = await self._next()
+            if event["type"] == "http.disconnect":
+                return event
 
     async def _next(self) -> dict[str, Any]:
         if self._waiting is None:
@@ -185,6 +212,22 @@ class _Messages:
             if not self._missing and self._since >= LEAST:
                 self._since = 0
                 self._deadline = self._loop.time() + self._calls.limits.body
+
+
+def _send(send: Send, event: dict[str, Any]) -> Awaitable[None]:
+    large = len(event.get("body", b"")) > LAST
+    return _send_pieces(send, event) if large else _finish(send(event))
+
+
+async def _send_pieces(send: Send, event: dict[str, Any]) -> None:
+    """Envoy takes a whole body at once, however slowly it is read. A piece waits until there is room for the next, so
+    the call lasts until its answer is read."""
+    body, at = event["body"], 0
+    while len(body) - at > LAST:
+        piece = body[at : min(at + OUT, len(body) - LAST)]
+        await _finish(send({"type": event["type"], "body": piece, "more_body": True}))
+        at += len(piece)
+    await _finish(send({**event, "body": body[at:]}))
 
 
 def _finish(wait: Awaitable[T]) -> Awaitable[T]:

@@ -13,17 +13,19 @@ from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 
 from onceward.boundary import wire
-from onceward.boundary.boundary import Boundary
+from onceward.boundary.boundary import Ahead, Boundary
 from onceward.boundary.errors import (
     Aborted,
     AccessRefused,
+    Backpressure,
     BoundaryError,
     Canceled,
     ConflictingDuplicate,
     InvalidArgument,
 )
-from onceward.boundary.model import MOST_APPENDED, Appended, Envelope, Fact
+from onceward.boundary.model import MOST_APPENDED, Appended, Envelope, Fact, clamp_bytes
 from onceward.boundary.server.codecs import ReadyPage, outcome, refusal
+from onceward.boundary.server.limits import ANSWER_ROOM
 from onceward.boundary.store import NewFact
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.telemetry.logger import OwnLogger
@@ -37,6 +39,8 @@ LARGEST_UNARY = 32 * 1024 * 1024
 """Bytes of one message. Larger objects are sent in pieces."""
 DRAIN = 10.0
 """Seconds for the rest of an upload that is refused."""
+LONGEST = 500
+"""Characters of a refused id or name in the log. None that is accepted has more."""
 NOTHING: Mapping[str, object] = {}
 OPERATIONS = ("append", "fetch", "confirm", "remove", "put", "get")
 
@@ -128,16 +132,24 @@ class BoundaryRpc:
             _log.debug("appended", extra={**_about(envelope), "offset": appended.offset, "outcome": result})
 
     async def fetch_facts(self, request: pb.FetchFactsRequest, ctx: Any) -> Any:
-        if request.wait_ms > 0:
+        waits = request.wait_ms > 0
+        most = 0 if waits else _page_room(request.max_bytes)
+        position, ahead = await self._confirm_first(request, most, ctx) if request.confirm else (0, None)
+        if waits:
             with suppress(BoundaryError):  # the fetch says what is wrong
                 await self._boundary.await_facts(
                     request.consumer_name, request.wait_after, request.wait_ms / 1000
                 )
-        return await self._answer("fetch", self._fetch(request), {"consumer": request.consumer_name})
+            most = _page_room(request.max_bytes)
+        return await self._answer(
+            "fetch", self._fetch(request, position, most, ahead), {"consumer": request.consumer_name}
+        )
 
-    async def _fetch(self, request: pb.FetchFactsRequest) -> ReadyPage:
+    async def _fetch(
+        self, request: pb.FetchFactsRequest, position: int, most: int, ahead: Ahead | None
+    ) -> ReadyPage:
         self._metrics.fetches.inc()
-        records, gap = await self._boundary.fetch(request.consumer_name, request.limit, request.max_bytes)
+        records, gap = await self._boundary.fetch(request.consumer_name, request.limit, most, ahead)
         self._metrics.fetched.inc(len(records))
         if gap is not None and gap.last_missing > self._reported_gaps.get(request.consumer_name, 0):
             self._reported_gaps[request.consumer_name] = gap.last_missing
@@ -148,7 +160,30 @@ class BoundaryRpc:
                 gap.last_missing,
                 extra={"consumer": request.consumer_name, "offset": gap.first_missing, "outcome": "gap"},
             )
-        return ReadyPage(wire.page_bytes(records, gap, await self._boundary.log_begins_at()))
+        page = wire.page_bytes(records, gap, await self._boundary.log_begins_at(), position)
+        if (room := ANSWER_ROOM.get(None)) is not None:
+            room.hold(len(page))
+        return ReadyPage(page)
+
+    async def _confirm_first(
+        self, request: pb.FetchFactsRequest, most: int, ctx: Any
+    ) -> tuple[int, Ahead | None]:
+        """Return where the cursor is, and what was read meanwhile, unless facts are waited for. The guard has not
+        checked yet that the peer may confirm."""
+        receipt = pb.ConfirmReceiptRequest(consumer_name=request.consumer_name, offset=request.confirm)
+        if self._guard is not None:
+            self._guard.check_call("ConfirmReceipt", receipt)
+        confirming = asyncio.ensure_future(self.confirm_receipt(receipt, ctx))
+        try:
+            ahead = (
+                None
+                if request.wait_ms > 0
+                else await self._boundary.read_ahead(request.confirm, request.limit, most)
+            )
+            position = (await confirming).cursor_advanced_to
+            return position, ahead if position == request.confirm else None
+        finally:
+            confirming.cancel()
 
     async def confirm_receipt(self, request: pb.ConfirmReceiptRequest, ctx: Any) -> pb.ConfirmReceiptResponse:
         about = {"consumer": request.consumer_name, "offset": request.offset}
@@ -227,6 +262,11 @@ class BoundaryRpc:
             raise InvalidArgument(
                 "key", f"names an object of {ref.size} bytes, too large for one message; use GetObjectStream"
             )
+        if (room := ANSWER_ROOM.get(None)) is not None and room.reserve(ref.size) < ref.size:
+            raise Backpressure(
+                "answers that their callers have not read take all that [limits] body_memory allows; try later, or use "
+                "GetObjectStream"
+            )
         blob = b"".join([chunk async for chunk in chunks])
         return pb.GetObjectResponse(blob=blob, digest=ref.digest, size=ref.size, media_type=ref.media_type)
 
@@ -245,7 +285,8 @@ class BoundaryRpc:
 
     def _report_refused(self, operation: str, error: BoundaryError, about: Mapping[str, object]) -> None:
         self._metrics.refused.labels(operation, error.code).inc()
-        _log.warning("%s refused: %s", operation, error, extra={**about, "outcome": error.code})
+        shown = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in about.items()}
+        _log.warning("%s refused: %s", operation, error, extra={**shown, "outcome": error.code})
 
     async def _answer(self, operation: str, call: Awaitable[T], about: Mapping[str, object] = NOTHING) -> T:
         began = time.perf_counter()
@@ -280,6 +321,12 @@ def _read(request: pb.AppendFactRequest) -> tuple[Envelope, Fact, bytes]:
         raise InvalidArgument("fact", "is missing")
     record = wire.record_of(envelope.to_binary(), fact.to_binary())
     return wire.envelope_of(envelope), wire.fact_of(fact), record
+
+
+def _page_room(max_bytes: int) -> int:
+    """How many bytes a page may have, which are set aside for it."""
+    room = ANSWER_ROOM.get(None)
+    return max_bytes if room is None or max_bytes < 0 else room.reserve(clamp_bytes(max_bytes))
 
 
 def _about(envelope: Envelope | pb.Envelope | None) -> Mapping[str, object]:

@@ -60,7 +60,7 @@ def check_exists(url: str) -> None:
     directory = directory_of(url)
     if directory is not None and not _is_file(directory / "boundary.db"):
         raise ConfigurationError(
-            f"there is no boundary in {str(directory)!r}, which has no boundary.db; use the data directory of its "
+            f"there is no boundary in {mask_url(url)!r}, which has no boundary.db; use the data directory of its "
             "server"
         )
 

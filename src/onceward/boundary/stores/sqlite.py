@@ -87,7 +87,9 @@ COUNT_CURSORS = "SELECT count(*) FROM cursors"
 REMOVE_CURSOR = "DELETE FROM cursors WHERE name = ? RETURNING position"
 ADVANCE = """
     INSERT INTO cursors (name, position, confirmed_at) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET
-        position = excluded.position, confirmed_at = excluded.confirmed_at WHERE excluded.position > cursors.position
+        position = max(position, excluded.position),
+        confirmed_at = CASE WHEN excluded.position > position THEN excluded.confirmed_at ELSE confirmed_at END
+    RETURNING position
 """
 CURSORS = "SELECT name, CAST(position AS INTEGER), CAST(confirmed_at AS INTEGER) FROM cursors ORDER BY name"
 TRUSTED_TIME = "SELECT moment FROM trusted"
@@ -229,10 +231,10 @@ class SqliteBoundaryStore:
 
     async def advance(self, name: str, offset: int, at: int | None = None) -> int:
         def advance(cursor: sqlite3.Cursor) -> int:
-            cursor.execute(ADVANCE, (name, offset, at or _now()))
-            return int(cursor.execute(POSITION, (name,)).fetchone()[0])
+            [[position]] = cursor.execute(ADVANCE, (name, offset, at or _now())).fetchall()
+            return int(position)
 
-        position: int = await self._through_writer(Write(None, advance))
+        position: int = await self._through_writer(Write(None, advance, is_statement=True))
         return position
 
     async def cursors(self) -> list[Cursor]:
@@ -322,7 +324,9 @@ class SqliteBoundaryStore:
         try:
             self._check_files()
             _roll_back(cursor)  # what could not be rolled back before: inside it, nothing would be committed
-            if not self._certainly_fit(writes) or not self._append_new(cursor, writes):
+            if len(writes) == 1 and writes[0].is_statement and writes[0].operation is not None:
+                writes[0].outcome = writes[0].operation(cursor)
+            elif not self._certainly_fit(writes) or not self._append_new(cursor, writes):
                 cursor.execute("BEGIN IMMEDIATE")
                 for write in writes:
                     if write.fact is not None:

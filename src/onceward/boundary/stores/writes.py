@@ -15,17 +15,21 @@ from onceward.boundary.store import NewFact
 class Write:
     """A job for the writer, and the future of its caller; None if that waits for another one."""
 
-    __slots__ = ("done", "fact", "operation", "outcome")
+    __slots__ = ("done", "fact", "is_statement", "operation", "outcome")
 
     def __init__(
         self,
         fact: NewFact | None,
         operation: Callable[[sqlite3.Cursor], Any] | None = None,
         done: asyncio.Future[Any] | None = None,
+        *,
+        is_statement: bool = False,
     ) -> None:
+        """`is_statement` if the operation is one statement: its own transaction, unless more is written with it."""
         self.fact = fact
         self.operation = operation
         self.done = done
+        self.is_statement = is_statement
         self.outcome: Any = None
 
 

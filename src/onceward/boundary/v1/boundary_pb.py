@@ -446,7 +446,7 @@ class Refusal(Message[_RefusalFields]):
         message: str
         detail: ErrorDetail | None
 
-_FetchFactsRequestFields: TypeAlias = Literal["consumer_name", "limit", "max_bytes", "wait_ms", "wait_after"]
+_FetchFactsRequestFields: TypeAlias = Literal["consumer_name", "limit", "max_bytes", "wait_ms", "wait_after", "confirm"]
 
 class FetchFactsRequest(Message[_FetchFactsRequestFields]):
     """
@@ -483,9 +483,16 @@ class FetchFactsRequest(Message[_FetchFactsRequestFields]):
             ```proto
             int64 wait_after = 5;
             ```
+        confirm:
+            First confirm everything up to this offset, as ConfirmReceipt would confirm or refuse it, and then fetch what is beyond
+            it. If that is refused, nothing is fetched. 0 confirms nothing. A server that does not know this field only fetches.
+
+            ```proto
+            int64 confirm = 6;
+            ```
     """
 
-    __slots__ = ("consumer_name", "limit", "max_bytes", "wait_ms", "wait_after")
+    __slots__ = ("consumer_name", "limit", "max_bytes", "wait_ms", "wait_after", "confirm")
 
     if TYPE_CHECKING:
 
@@ -497,6 +504,7 @@ class FetchFactsRequest(Message[_FetchFactsRequestFields]):
             max_bytes: int = 0,
             wait_ms: int = 0,
             wait_after: int = 0,
+            confirm: int = 0,
         ) -> None:
             pass
 
@@ -505,8 +513,9 @@ class FetchFactsRequest(Message[_FetchFactsRequestFields]):
         max_bytes: int
         wait_ms: int
         wait_after: int
+        confirm: int
 
-_FetchFactsResponseFields: TypeAlias = Literal["facts", "gap", "log_begins_at"]
+_FetchFactsResponseFields: TypeAlias = Literal["facts", "gap", "log_begins_at", "cursor_advanced_to"]
 
 class FetchFactsResponse(Message[_FetchFactsResponseFields]):
     """
@@ -529,9 +538,15 @@ class FetchFactsResponse(Message[_FetchFactsResponseFields]):
             ```proto
             int64 log_begins_at = 3;
             ```
+        cursor_advanced_to:
+            As ConfirmReceipt answers, if the request confirms. 0: nothing was confirmed.
+
+            ```proto
+            int64 cursor_advanced_to = 4;
+            ```
     """
 
-    __slots__ = ("facts", "gap", "log_begins_at")
+    __slots__ = ("facts", "gap", "log_begins_at", "cursor_advanced_to")
 
     if TYPE_CHECKING:
 
@@ -541,12 +556,14 @@ class FetchFactsResponse(Message[_FetchFactsResponseFields]):
             facts: list[StoredFact] | None = None,
             gap: Gap | None = None,
             log_begins_at: int = 0,
+            cursor_advanced_to: int = 0,
         ) -> None:
             pass
 
         facts: list[StoredFact]
         gap: Gap | None
         log_begins_at: int
+        cursor_advanced_to: int
 
 _ConfirmReceiptRequestFields: TypeAlias = Literal["consumer_name", "offset"]
 
@@ -986,7 +1003,7 @@ class ErrorDetail(Message[_ErrorDetailFields]):
 
 
 _DESC = file_desc(
-    b'\n#onceward/boundary/v1/boundary.proto\x12\x14onceward.boundary.v1"\xa8\x03\n\x08Envelope\x12\x1d\n\nmessage_id\x18\x01 \x01(\tR\tmessageId\x12\x1b\n\tfrom_zone\x18\x02 \x01(\tR\x08fromZone\x12\x17\n\x07to_zone\x18\x03 \x01(\tR\x06toZone\x12-\n\x13produced_at_unix_ms\x18\x04 \x01(\x03R\x10producedAtUnixMs\x12%\n\x0ecorrelation_id\x18\x05 \x01(\tR\rcorrelationId\x12!\n\x0ccausation_id\x18\x06 \x01(\tR\x0bcausationId\x12B\n\x06labels\x18\x07 \x03(\x0b2*.onceward.boundary.v1.Envelope.LabelsEntryR\x06labels\x12*\n\x11object_media_type\x18\x08 \x01(\tR\x0fobjectMediaType\x12#\n\robject_schema\x18\t \x01(\tR\x0cobjectSchema\x1a9\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x028\x01"_\n\x04Fact\x12\x18\n\x07subject\x18\x01 \x01(\tR\x07subject\x12\x1c\n\tpredicate\x18\x02 \x01(\tR\tpredicate\x12\x1f\n\x0bobject_json\x18\x03 \x01(\tR\nobjectJson"\xbf\x01\n\nStoredFact\x12\x16\n\x06offset\x18\x01 \x01(\x03R\x06offset\x12:\n\x08envelope\x18\x02 \x01(\x0b2\x1e.onceward.boundary.v1.EnvelopeR\x08envelope\x12.\n\x04fact\x18\x03 \x01(\x0b2\x1a.onceward.boundary.v1.FactR\x04fact\x12-\n\x13appended_at_unix_ms\x18\x04 \x01(\x03R\x10appendedAtUnixMs"M\n\x03Gap\x12#\n\rfirst_missing\x18\x01 \x01(\x03R\x0cfirstMissing\x12!\n\x0clast_missing\x18\x02 \x01(\x03R\x0blastMissing"\x7f\n\x11AppendFactRequest\x12:\n\x08envelope\x18\x01 \x01(\x0b2\x1e.onceward.boundary.v1.EnvelopeR\x08envelope\x12.\n\x04fact\x18\x02 \x01(\x0b2\x1a.onceward.boundary.v1.FactR\x04fact"J\n\x12AppendFactResponse\x12\x16\n\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x1c\n\tduplicate\x18\x02 \x01(\x08R\tduplicate"n\n\x12AppendFactsRequest\x12=\n\x05facts\x18\x01 \x03(\x0b2\'.onceward.boundary.v1.AppendFactRequestR\x05facts\x12\x19\n\x08in_order\x18\x02 \x01(\x08R\x07inOrder"V\n\x13AppendFactsResponse\x12?\n\x08outcomes\x18\x01 \x03(\x0b2#.onceward.boundary.v1.AppendOutcomeR\x08outcomes"~\n\rAppendOutcome\x12\x16\n\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x1c\n\tduplicate\x18\x02 \x01(\x08R\tduplicate\x127\n\x07refusal\x18\x03 \x01(\x0b2\x1d.onceward.boundary.v1.RefusalR\x07refusal"r\n\x07Refusal\x12\x12\n\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n\x07message\x18\x02 \x01(\tR\x07message\x129\n\x06detail\x18\x03 \x01(\x0b2!.onceward.boundary.v1.ErrorDetailR\x06detail"\xa3\x01\n\x11FetchFactsRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName\x12\x14\n\x05limit\x18\x02 \x01(\x03R\x05limit\x12\x1b\n\tmax_bytes\x18\x03 \x01(\x03R\x08maxBytes\x12\x17\n\x07wait_ms\x18\x04 \x01(\x03R\x06waitMs\x12\x1d\n\nwait_after\x18\x05 \x01(\x03R\twaitAfter"\x9d\x01\n\x12FetchFactsResponse\x126\n\x05facts\x18\x01 \x03(\x0b2 .onceward.boundary.v1.StoredFactR\x05facts\x12+\n\x03gap\x18\x02 \x01(\x0b2\x19.onceward.boundary.v1.GapR\x03gap\x12"\n\rlog_begins_at\x18\x03 \x01(\x03R\x0blogBeginsAt"T\n\x15ConfirmReceiptRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName\x12\x16\n\x06offset\x18\x02 \x01(\x03R\x06offset"F\n\x16ConfirmReceiptResponse\x12,\n\x12cursor_advanced_to\x18\x01 \x01(\x03R\x10cursorAdvancedTo"<\n\x15RemoveConsumerRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName"0\n\x16RemoveConsumerResponse\x12\x16\n\x06offset\x18\x01 \x01(\x03R\x06offset"o\n\x10PutObjectRequest\x12\x16\n\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key\x12\x12\n\x04blob\x18\x03 \x01(\x0cR\x04blob\x12\x1d\n\nmedia_type\x18\x04 \x01(\tR\tmediaType"i\n\x11PutObjectResponse\x12\x16\n\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key\x12\x16\n\x06digest\x18\x03 \x01(\tR\x06digest\x12\x12\n\x04size\x18\x04 \x01(\x03R\x04size"<\n\x10GetObjectRequest\x12\x16\n\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key"r\n\x11GetObjectResponse\x12\x12\n\x04blob\x18\x01 \x01(\x0cR\x04blob\x12\x16\n\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n\x04size\x18\x03 \x01(\x03R\x04size\x12\x1d\n\nmedia_type\x18\x04 \x01(\tR\tmediaType"m\n\x0ePutObjectChunk\x12\x16\n\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key\x12\x1d\n\nmedia_type\x18\x03 \x01(\tR\tmediaType\x12\x12\n\x04data\x18\x04 \x01(\x0cR\x04data"o\n\x0eGetObjectChunk\x12\x16\n\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n\x04size\x18\x02 \x01(\x03R\x04size\x12\x1d\n\nmedia_type\x18\x03 \x01(\tR\tmediaType\x12\x12\n\x04data\x18\x04 \x01(\x0cR\x04data"d\n\x0bErrorDetail\x12\x16\n\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n\x05field\x18\x02 \x01(\tR\x05field\x12\'\n\x0foriginal_offset\x18\x03 \x01(\x03R\x0eoriginalOffset2\x94\x07\n\x0fBoundaryService\x12_\n\nAppendFact\x12\'.onceward.boundary.v1.AppendFactRequest\x1a(.onceward.boundary.v1.AppendFactResponse\x12b\n\x0bAppendFacts\x12(.onceward.boundary.v1.AppendFactsRequest\x1a).onceward.boundary.v1.AppendFactsResponse\x12_\n\nFetchFacts\x12\'.onceward.boundary.v1.FetchFactsRequest\x1a(.onceward.boundary.v1.FetchFactsResponse\x12k\n\x0eConfirmReceipt\x12+.onceward.boundary.v1.ConfirmReceiptRequest\x1a,.onceward.boundary.v1.ConfirmReceiptResponse\x12k\n\x0eRemoveConsumer\x12+.onceward.boundary.v1.RemoveConsumerRequest\x1a,.onceward.boundary.v1.RemoveConsumerResponse\x12\\\n\tPutObject\x12&.onceward.boundary.v1.PutObjectRequest\x1a\'.onceward.boundary.v1.PutObjectResponse\x12\\\n\tGetObject\x12&.onceward.boundary.v1.GetObjectRequest\x1a\'.onceward.boundary.v1.GetObjectResponse\x12b\n\x0fPutObjectStream\x12$.onceward.boundary.v1.PutObjectChunk\x1a\'.onceward.boundary.v1.PutObjectResponse(\x01\x12a\n\x0fGetObjectStream\x12&.onceward.boundary.v1.GetObjectRequest\x1a$.onceward.boundary.v1.GetObjectChunk0\x01b\x06proto3',
+    b'\n#onceward/boundary/v1/boundary.proto\x12\x14onceward.boundary.v1"\xa8\x03\n\x08Envelope\x12\x1d\n\nmessage_id\x18\x01 \x01(\tR\tmessageId\x12\x1b\n\tfrom_zone\x18\x02 \x01(\tR\x08fromZone\x12\x17\n\x07to_zone\x18\x03 \x01(\tR\x06toZone\x12-\n\x13produced_at_unix_ms\x18\x04 \x01(\x03R\x10producedAtUnixMs\x12%\n\x0ecorrelation_id\x18\x05 \x01(\tR\rcorrelationId\x12!\n\x0ccausation_id\x18\x06 \x01(\tR\x0bcausationId\x12B\n\x06labels\x18\x07 \x03(\x0b2*.onceward.boundary.v1.Envelope.LabelsEntryR\x06labels\x12*\n\x11object_media_type\x18\x08 \x01(\tR\x0fobjectMediaType\x12#\n\robject_schema\x18\t \x01(\tR\x0cobjectSchema\x1a9\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x028\x01"_\n\x04Fact\x12\x18\n\x07subject\x18\x01 \x01(\tR\x07subject\x12\x1c\n\tpredicate\x18\x02 \x01(\tR\tpredicate\x12\x1f\n\x0bobject_json\x18\x03 \x01(\tR\nobjectJson"\xbf\x01\n\nStoredFact\x12\x16\n\x06offset\x18\x01 \x01(\x03R\x06offset\x12:\n\x08envelope\x18\x02 \x01(\x0b2\x1e.onceward.boundary.v1.EnvelopeR\x08envelope\x12.\n\x04fact\x18\x03 \x01(\x0b2\x1a.onceward.boundary.v1.FactR\x04fact\x12-\n\x13appended_at_unix_ms\x18\x04 \x01(\x03R\x10appendedAtUnixMs"M\n\x03Gap\x12#\n\rfirst_missing\x18\x01 \x01(\x03R\x0cfirstMissing\x12!\n\x0clast_missing\x18\x02 \x01(\x03R\x0blastMissing"\x7f\n\x11AppendFactRequest\x12:\n\x08envelope\x18\x01 \x01(\x0b2\x1e.onceward.boundary.v1.EnvelopeR\x08envelope\x12.\n\x04fact\x18\x02 \x01(\x0b2\x1a.onceward.boundary.v1.FactR\x04fact"J\n\x12AppendFactResponse\x12\x16\n\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x1c\n\tduplicate\x18\x02 \x01(\x08R\tduplicate"n\n\x12AppendFactsRequest\x12=\n\x05facts\x18\x01 \x03(\x0b2\'.onceward.boundary.v1.AppendFactRequestR\x05facts\x12\x19\n\x08in_order\x18\x02 \x01(\x08R\x07inOrder"V\n\x13AppendFactsResponse\x12?\n\x08outcomes\x18\x01 \x03(\x0b2#.onceward.boundary.v1.AppendOutcomeR\x08outcomes"~\n\rAppendOutcome\x12\x16\n\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x1c\n\tduplicate\x18\x02 \x01(\x08R\tduplicate\x127\n\x07refusal\x18\x03 \x01(\x0b2\x1d.onceward.boundary.v1.RefusalR\x07refusal"r\n\x07Refusal\x12\x12\n\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n\x07message\x18\x02 \x01(\tR\x07message\x129\n\x06detail\x18\x03 \x01(\x0b2!.onceward.boundary.v1.ErrorDetailR\x06detail"\xbd\x01\n\x11FetchFactsRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName\x12\x14\n\x05limit\x18\x02 \x01(\x03R\x05limit\x12\x1b\n\tmax_bytes\x18\x03 \x01(\x03R\x08maxBytes\x12\x17\n\x07wait_ms\x18\x04 \x01(\x03R\x06waitMs\x12\x1d\n\nwait_after\x18\x05 \x01(\x03R\twaitAfter\x12\x18\n\x07confirm\x18\x06 \x01(\x03R\x07confirm"\xcb\x01\n\x12FetchFactsResponse\x126\n\x05facts\x18\x01 \x03(\x0b2 .onceward.boundary.v1.StoredFactR\x05facts\x12+\n\x03gap\x18\x02 \x01(\x0b2\x19.onceward.boundary.v1.GapR\x03gap\x12"\n\rlog_begins_at\x18\x03 \x01(\x03R\x0blogBeginsAt\x12,\n\x12cursor_advanced_to\x18\x04 \x01(\x03R\x10cursorAdvancedTo"T\n\x15ConfirmReceiptRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName\x12\x16\n\x06offset\x18\x02 \x01(\x03R\x06offset"F\n\x16ConfirmReceiptResponse\x12,\n\x12cursor_advanced_to\x18\x01 \x01(\x03R\x10cursorAdvancedTo"<\n\x15RemoveConsumerRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName"0\n\x16RemoveConsumerResponse\x12\x16\n\x06offset\x18\x01 \x01(\x03R\x06offset"o\n\x10PutObjectRequest\x12\x16\n\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key\x12\x12\n\x04blob\x18\x03 \x01(\x0cR\x04blob\x12\x1d\n\nmedia_type\x18\x04 \x01(\tR\tmediaType"i\n\x11PutObjectResponse\x12\x16\n\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key\x12\x16\n\x06digest\x18\x03 \x01(\tR\x06digest\x12\x12\n\x04size\x18\x04 \x01(\x03R\x04size"<\n\x10GetObjectRequest\x12\x16\n\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key"r\n\x11GetObjectResponse\x12\x12\n\x04blob\x18\x01 \x01(\x0cR\x04blob\x12\x16\n\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n\x04size\x18\x03 \x01(\x03R\x04size\x12\x1d\n\nmedia_type\x18\x04 \x01(\tR\tmediaType"m\n\x0ePutObjectChunk\x12\x16\n\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key\x12\x1d\n\nmedia_type\x18\x03 \x01(\tR\tmediaType\x12\x12\n\x04data\x18\x04 \x01(\x0cR\x04data"o\n\x0eGetObjectChunk\x12\x16\n\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n\x04size\x18\x02 \x01(\x03R\x04size\x12\x1d\n\nmedia_type\x18\x03 \x01(\tR\tmediaType\x12\x12\n\x04data\x18\x04 \x01(\x0cR\x04data"d\n\x0bErrorDetail\x12\x16\n\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n\x05field\x18\x02 \x01(\tR\x05field\x12\'\n\x0foriginal_offset\x18\x03 \x01(\x03R\x0eoriginalOffset2\x94\x07\n\x0fBoundaryService\x12_\n\nAppendFact\x12\'.onceward.boundary.v1.AppendFactRequest\x1a(.onceward.boundary.v1.AppendFactResponse\x12b\n\x0bAppendFacts\x12(.onceward.boundary.v1.AppendFactsRequest\x1a).onceward.boundary.v1.AppendFactsResponse\x12_\n\nFetchFacts\x12\'.onceward.boundary.v1.FetchFactsRequest\x1a(.onceward.boundary.v1.FetchFactsResponse\x12k\n\x0eConfirmReceipt\x12+.onceward.boundary.v1.ConfirmReceiptRequest\x1a,.onceward.boundary.v1.ConfirmReceiptResponse\x12k\n\x0eRemoveConsumer\x12+.onceward.boundary.v1.RemoveConsumerRequest\x1a,.onceward.boundary.v1.RemoveConsumerResponse\x12\\\n\tPutObject\x12&.onceward.boundary.v1.PutObjectRequest\x1a\'.onceward.boundary.v1.PutObjectResponse\x12\\\n\tGetObject\x12&.onceward.boundary.v1.GetObjectRequest\x1a\'.onceward.boundary.v1.GetObjectResponse\x12b\n\x0fPutObjectStream\x12$.onceward.boundary.v1.PutObjectChunk\x1a\'.onceward.boundary.v1.PutObjectResponse(\x01\x12a\n\x0fGetObjectStream\x12&.onceward.boundary.v1.GetObjectRequest\x1a$.onceward.boundary.v1.GetObjectChunk0\x01b\x06proto3',
     [],
     {
         "Envelope": Envelope,

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from onceward._nats.connection import CALL_WAIT, ON_ITS_WAY
-from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
+from onceward.boundary.errors import NotFound, ObjectConflict, QuotaExceeded, Unavailable
 from onceward.boundary.model import ObjectRef
 from onceward.boundary.store import NO_QUOTA, ObjectQuota, ObjectUsage
 from onceward.boundary.stores.jetstream.connection import JetStreamConnection
@@ -69,8 +69,8 @@ class JetStreamObjects:
         self._stream = f"OBJ_{store}"
         self._chunks = f"$O.{store}.C."
         self._entries = f"$O.{store}.M."
-        self._uploads: set[str] = set()
-        self._counting = asyncio.Lock()
+        self._uploads: dict[str, None] = {}
+        self._counting = asyncio.Condition()
 
     async def prepare(self, replicas: int) -> None:
         config = {
@@ -98,7 +98,7 @@ class JetStreamObjects:
                 digest.update(chunk)
             return _check_same(known, digest.digest())
         upload = secrets.token_hex(11)
-        self._uploads.add(upload)
+        self._uploads[upload] = None
         try:
             digest, size, count = await self._send(upload, chunks, quota)
             entry = Entry(
@@ -111,17 +111,22 @@ class JetStreamObjects:
                 mtime=datetime.now(UTC).isoformat(),
                 metadata={_MEDIA_TYPE: media_type},
             )
-            async with self._counted(quota, another=True):
-                self._uploads.discard(upload)
+            async with self._counted(quota, upload, another=True):
+                self._uploads.pop(upload)
                 # If this fails, the entry may or may not exist: the bytes stay.
                 there = await self._link.put_if_absent(
                     self._stream, self._subject(bucket, key), msgspec.json.encode(entry)
                 )
         except BaseException:
             if upload in self._uploads:
-                self._uploads.discard(upload)
-                await self._forget(upload)
+                try:
+                    await self._forget(upload)
+                finally:
+                    self._uploads.pop(upload)
             raise
+        finally:
+            async with self._counting:
+                self._counting.notify_all()
         if isinstance(there, int):
             return entry.ref
         await self._forget(upload)
@@ -159,18 +164,32 @@ class JetStreamObjects:
 
     @asynccontextmanager
     async def _counted(
-        self, quota: ObjectQuota, more: int = 0, *, another: bool = False
+        self, quota: ObjectQuota, upload: str, more: int = 0, *, another: bool = False
     ) -> AsyncIterator[None]:
         """Raise `QuotaExceeded`, or let the caller write. Of this server, nothing else is written in between; another
-        server may be at the same point, so each can exceed the quota by one chunk, or one object."""
+        server may be at the same point, so each can exceed the quota by one chunk, or one object.
+
+        Uploads that need too much room together do not all fail: the oldest waits until the others have ended."""
         if quota == NO_QUOTA:
             yield
             return
         async with self._counting:
-            used = await self.usage()
-            quota.check_size(used.size, more)
-            if another:
-                quota.check_count(used.count)
+            give_up = asyncio.get_running_loop().time() + CALL_WAIT
+            while True:
+                used = await self.usage()
+                try:
+                    quota.check_size(used.size, more)
+                    if another:
+                        quota.check_count(used.count)
+                    break
+                except QuotaExceeded as exceeded:
+                    if len(self._uploads) == 1 or next(iter(self._uploads)) != upload:
+                        raise
+                    try:
+                        async with asyncio.timeout_at(give_up):
+                            await self._counting.wait()
+                    except TimeoutError:
+                        raise exceeded from None
             yield
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +223,7 @@ class JetStreamObjects:
 
         async def send(length: int) -> None:
             nonlocal count
-            async with self._counted(quota, length):
+            async with self._counted(quota, upload, length):
                 await self._link.publish(self._chunks + upload, bytes(waiting[:length]))
             del waiting[:length]
             count += 1
