@@ -111,7 +111,10 @@ class RedisLine:
         ready = self._either.poll(None if seconds is None else seconds * 1000)
         if not ready:
             raise TimeoutError(f"no reply in {seconds:g} s")
-        return self._stop is None or not self._stop.requested
+        if self._stop is not None and self._stop.requested:
+            return False
+        self._receive()
+        return True
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -136,7 +139,7 @@ class RedisLine:
         ready = either.poll(None if self._patience is None else self._patience * 1000)
         if not ready:
             raise TimeoutError(f"no reply in {self._patience:g} s")
-        if self._stop is None or any(fd == self._sock.fileno() for fd, _ in ready):
+        if self._stop is None or self._sock.fileno() in dict(ready):
             return
         self._until = self._until or monotonic() + LAST_WAIT
         either.unregister(self._stop.fd())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from onceward._sync import run_blocking
@@ -21,8 +21,9 @@ class BlockingCoalescer(Generic[T]):
     """For threads: a caller that finds nothing under way sends at once; of those that arrive meanwhile, the first sends
     for all, and all get the same result."""
 
-    def __init__(self, append: Callable[[Sequence[T]], Coroutine[Any, Any, Any]]) -> None:
-        self._append = append
+    def __init__(self, append: Callable[[Sequence[T]], Any], *, blocks: bool = False) -> None:
+        """`append` returns a coroutine whose ports block, or, with `blocks`, has sent them when it returns."""
+        self._append = append if blocks else lambda entries: run_blocking(append(entries))
         self._lock = threading.Lock()
         self._next: _Load[T] | None = None
         self._sending = threading.Lock()
@@ -32,7 +33,7 @@ class BlockingCoalescer(Generic[T]):
             return
         if self._next is None and self._sending.acquire(blocking=False):
             try:
-                run_blocking(self._append(entries))
+                self._append(entries)
             finally:
                 self._sending.release()
             return
@@ -61,7 +62,7 @@ class BlockingCoalescer(Generic[T]):
                 with self._lock:
                     if self._next is load:
                         self._next = None
-                run_blocking(self._append(load.entries))
+                self._append(load.entries)
         except BaseException as error:  # noqa: BLE001  every caller raises it; none may wait forever
             with self._lock:
                 if self._next is load:

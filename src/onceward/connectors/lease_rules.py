@@ -165,8 +165,10 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
         if redelivery.times is not None and deliveries > redelivery.times:
             return Bury(BurialReason.MAX_DELIVERIES)
         if redelivery.delays:
-            return Redeliver(redelivery.least(deliveries) * random.uniform(1, 1 + JITTER))
-        return Redeliver(max(self.backoff.delay(deliveries - 1), redelivery.not_before))
+            delay = redelivery.least(deliveries) * random.uniform(1, 1 + JITTER)
+        else:
+            delay = self.backoff.delay(deliveries - 1)
+        return Redeliver(max(delay, redelivery.not_before))
 
     def describe(self, decision: Redeliver | Bury, deliveries: int) -> str:
         """What becomes of a message whose delivery number `deliveries` failed, for the log."""

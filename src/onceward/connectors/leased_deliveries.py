@@ -53,6 +53,19 @@ class LeasedDeliveries(dict[int, LeasedDelivery]):
         delivery.since = since
         self[delivery.identity] = delivery
 
+    def record_first(self, transactions: Sequence[Transaction], keys: Sequence[Any], since: float) -> None:
+        """`record` the first deliveries of these, whose token is that it is the first."""
+        forget = self._forget
+        for transaction, key in zip(transactions, keys, strict=True):
+            delivery = LeasedDelivery(transaction, forget)
+            delivery.identity = identity = id(transaction)
+            delivery.held = key, 1
+            delivery.deliveries = 1
+            delivery.lost = 0
+            delivery.settled = delivery.leaving = False
+            delivery.since = since
+            self[identity] = delivery
+
     def _forget(self, gone: Any) -> None:
         # Runs before the memory, and with it the identity, can be reused.
         self.pop(gone.identity, None)

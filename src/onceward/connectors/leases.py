@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from math import inf
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from onceward._sync import run_blocking
 from onceward._time import wall
 from onceward.connectors.base import AsyncClosing, Closing
 from onceward.connectors.batches import BlockingCoalescer
@@ -164,7 +163,7 @@ class LeasingConnector(Leasing, Closing):
         """Seconds since 1970, for people to read."""
         self._now = clock or store.now
         self._deliveries = LeasedDeliveries()
-        self._out = BlockingCoalescer[bytes](self._append)
+        self._out = BlockingCoalescer[bytes](self._append, blocks=True)
         self._append_alone = getattr(store, "append_alone", None)
         self._suspect_after = rules.suspect_after
         self._fetch_wait = FETCH_WAIT
@@ -200,9 +199,9 @@ class LeasingConnector(Leasing, Closing):
         if bodies:
             self._out.send(bodies)
         else:
-            run_blocking(self._append(bodies))  # it creates the queue, if nothing else
+            self._append(bodies)  # it creates the queue, if nothing else
 
-    async def _append(self, bodies: Sequence[bytes]) -> None:
+    def _append(self, bodies: Sequence[bytes]) -> None:
         alone = self._append_alone
         if bodies and alone is not None and alone(bodies, self._clock(), WRITE_WAIT):
             return

@@ -1,4 +1,4 @@
-"""Lines of a leasing queue: messages of one key stand in line in the order of their arrival, and only the first of each
+"""Lines of a leasing queue: messages of one key wait in line in order of arrival, and only the first of each
 line is delivered.
 
 The key is in the body, which the queue does not read when a message is appended. So a fetch lines up what has arrived

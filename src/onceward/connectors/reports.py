@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from onceward._text import quantity
 from onceward.errors import OncewardError
 
 ANSWER_SECONDS = 5.0
@@ -148,6 +149,18 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What does not exist, and what to check: it was never used, or its URL is mistyped."""
     messages: Messages | None = None
     """If the source can list them, each is looked up in the database; otherwise totals are compared."""
+
+
+def explain_unlisted(ended: int, place: str) -> tuple[str, ...]:
+    """Say that a source has counted so many more messages as ended than it lists."""
+    if ended > 0:
+        were = "was" if ended == 1 else "were"
+        return (f"{quantity(ended, 'id')} of messages that ended {were} removed from {place}",)
+    if ended < 0:
+        return (
+            f"{place} lists {quantity(-ended, 'message')} more than it has counted as ended: its counts were changed",
+        )
+    return ()
 
 
 class SourceBacklog(msgspec.Struct, frozen=True, kw_only=True):

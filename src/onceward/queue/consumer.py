@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from onceward._process.forks import end_child, forks
 from onceward._process.stop import BlockingStop
 from onceward._redis.wire import BlockingRedisWire
 from onceward._sync import run_blocking
@@ -48,11 +49,17 @@ class QueueConsumer(QueueBase):
         return run_blocking(self._loop.next(self._block_ms(block_ms)))
 
     def iter_messages(self) -> Iterator[QueueMessage]:
-        """Yield new messages until `stop()`. `ack` each yourself; one that you do not `ack` stays pending."""
+        """Yield new messages until `stop()`. `ack` each yourself; one that you do not `ack` stays pending.
+
+        A process that is forked in the loop ends at its next step: it would be a second consumer.
+        """
         while not self._stop.requested:
             message = self.next()
             if message is not None:
+                generation = forks.generation
                 yield message
+                if forks.generation != generation:
+                    end_child("a loop over iter_messages()")
 
     def ack(self, msg: QueueMessage) -> None:
         """Take a message off the pending list; also works after `stop()`. Idempotent."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from onceward._process.forks import end_child, forks
 from onceward._process.stop import AsyncStop
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward.queue.config import QueueConfig
@@ -53,11 +54,17 @@ class AsyncQueueConsumer(AsyncQueueBase):
         return await self._loop.next(self._block_ms(block_ms))
 
     async def iter_messages(self) -> AsyncIterator[QueueMessage]:
-        """Yield new messages until `stop()`. `ack` each yourself; one that you do not `ack` stays pending."""
+        """Yield new messages until `stop()`. `ack` each yourself; one that you do not `ack` stays pending.
+
+        A process that is forked in the loop ends at its next step: it would be a second consumer.
+        """
         while not self._stop.requested:
             message = await self.next()
             if message is not None:
+                generation = forks.generation
                 yield message
+                if forks.generation != generation:
+                    end_child("a loop over iter_messages()")
 
     async def ack(self, msg: QueueMessage) -> None:
         """Take a message off the pending list; also works after `stop()`. Idempotent."""

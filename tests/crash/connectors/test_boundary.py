@@ -95,6 +95,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BillingDesk
         yield BillingDesk(url, tmp_path / "billing.db", request.param == "asyncio")
 
 
+@pytest.mark.usual("handler", "confirm")
 @pytest.mark.req("BC-27")
 @pytest.mark.parametrize("point", ["handler", "settle", "confirm", "confirmed"])
 def test_a_consumer_killed_in_the_midst_of_a_batch_loses_nothing_and_doubles_nothing(

@@ -48,6 +48,7 @@ def effects(database: Path) -> list[int]:
         return [id_ for (id_,) in connection.execute("SELECT id FROM effects ORDER BY id")]
 
 
+@pytest.mark.usual("in-handler", "after-commit")
 @pytest.mark.req("QC-15")
 @pytest.mark.parametrize("place", ["after-fetch", "in-handler", "after-commit", "after-ack"])
 def test_a_consumer_killed_anywhere_loses_nothing_and_another_finishes(

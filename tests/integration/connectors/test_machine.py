@@ -155,6 +155,7 @@ class FileQueueMachine(QueueMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
+        self.killed: list[Any] = []
 
     def opened(self) -> Any:
         return SqliteConnector(
@@ -171,11 +172,15 @@ class FileQueueMachine(QueueMachine):
         """Nobody can settle what the last process held."""
         if closes:
             self.queue.close()
+        else:
+            self.killed.append(self.queue)
         self.held.clear()
         self.queue = self.opened()
 
     def teardown(self) -> None:
         super().teardown()
+        for queue in self.killed:
+            queue.close()
         shutil.rmtree(self.folder)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from onceward.connectors.codec import encode_all
 from onceward.connectors.postgresql import (
@@ -343,6 +343,20 @@ def test_messages_that_come_due_are_found_without_passing_all_that_wait(schema: 
 
 
 @pytest.mark.req("PG-04")
+def test_a_row_inserted_by_hand_with_the_number_of_another_message_does_not_block_the_queue(
+    schema: Schema, queue: PostgreSqlConnector
+) -> None:
+    queue.dispatch_transactions(numbered(2))
+    schema.execute(
+        f"""
+        INSERT INTO {schema.name}.onceward_queue_delayed (queue, seq, visible_at, enqueued_at, body)
+        SELECT queue, seq, 0, 0, body FROM {schema.name}.onceward_queue_messages ORDER BY seq LIMIT 1
+        """
+    )
+    assert payloads(queue) == [0, 1, 0]
+
+
+@pytest.mark.req("PG-04")
 def test_claiming_extending_and_removing_read_no_rows_but_their_own(
     queue: PostgreSqlConnector, engine: Engine
 ) -> None:
@@ -379,6 +393,42 @@ def test_after_a_slow_claim_the_next_continue_where_it_ended_and_leave_nothing_b
     assert payloads(queue, 4) == [4, 5, 6, 7]
     assert payloads(queue, 100) == [8, 9]
     assert payloads(queue, 1) == []
+
+
+@pytest.mark.req("PG-07")
+def test_a_worker_that_is_frozen_while_it_claims_keeps_no_messages_from_others(
+    schema: Schema, queue: PostgreSqlConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statements, "BEGIN", statements.BEGIN.replace("'10000'", "'300'"))
+    queue.dispatch_transactions(numbered(1))
+    [again] = queue.fetch_transactions(1)
+    queue.settle_transactions(
+        [Settlement(again, Verdict.FAILED, delay=0.0)]
+    )  # the next claim is a transaction
+    frozen, thawed = threading.Event(), threading.Event()
+    lease = queue._rows.lease
+
+    def freeze(*given: Any) -> None:
+        frozen.set()
+        assert thawed.wait(60)
+        lease(*given)
+
+    with (
+        PostgreSqlConnector(schema.plain_url, "orders") as other,
+        ThreadPoolExecutor() as threads,
+    ):
+        monkeypatch.setattr(queue._rows, "lease", freeze)
+        claim = threads.submit(until, lambda: queue.fetch_transactions(1))
+        assert frozen.wait(60)
+        assert payloads(other) == [], "its row is locked"
+        assert until(lambda: payloads(other)) == [0]
+        thawed.set()
+        with pytest.raises(DBAPIError, match="idle-in-transaction") as cut_off:
+            claim.result(60)
+        assert cut_off.value.connection_invalidated
+        monkeypatch.undo()
+        queue.dispatch_transactions(numbered(2))
+        assert payloads(queue) == [0, 1], "it goes on with another connection"
 
 
 @pytest.mark.req("PG-04")

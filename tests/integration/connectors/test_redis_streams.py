@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ import redis
 import redis.asyncio
 
 from onceward import AsyncConsumerTask, ConsumerTask, ProducerTask, Transaction
+from onceward._sync import run_blocking
 from onceward.connectors import BurialReason, PayloadError
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.errors import ConfigurationError
@@ -214,6 +216,60 @@ def test_what_is_returned_for_later_comes_later_and_its_delivery_is_not_counted(
         assert connector.counts() == {"ready": 0, "leased": 0, "delayed": 1, "dead": 0}
         age(client, stream, 31)
         assert [each.id for each in connector.fetch_transactions(1)] == ["t0"]
+
+
+@pytest.mark.req("CN-12")
+def test_a_delay_longer_than_the_lease_survives_the_worker_and_a_restart_of_redis(
+    durable_redis: Server,
+) -> None:
+    url = durable_redis.url
+    script = f"""
+        import os, signal
+        from onceward.connectors.redis_streams import RedisStreamsConnector
+        from onceward.transaction import Settlement, Verdict
+        connector = RedisStreamsConnector({url!r}, "orders", lease=1.0, redelivery_delay=200.0)
+        failed, returned = connector.fetch_transactions(2)
+        back = Settlement(returned, Verdict.RETURNED, delay=100.0)
+        connector.settle_transactions([Settlement(failed, Verdict.FAILED), back])
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with RedisStreamsConnector(url, "orders") as sender:
+        sender.dispatch_transactions(numbered(2))
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    durable_redis.kill()
+    durable_redis.start()
+    with (
+        RedisStreamsConnector(url, "orders", lease=1.0) as connector,
+        redis.Redis.from_url(url) as client,
+    ):
+        _, due = run_blocking(connector._perform(connector._queue.next_due()))
+        assert 30 < due <= 100, "a worker would sleep until the first is due"
+        age(client, "orders", 30)
+        assert connector.fetch_transactions(10) == []
+        assert connector.counts() == {"ready": 0, "leased": 0, "delayed": 2, "dead": 0}
+        age(client, "orders", 71)
+        assert [each.id for each in connector.fetch_transactions(10)] == ["t1"]
+        assert [
+            each["times_delivered"] for each in client.xpending_range("orders", "onceward", "-", "+", 9)
+        ] == [1, 1]
+        age(client, "orders", 100)
+        again = connector.fetch_transactions(10)
+        assert sorted(each.id for each in again) == ["t0", "t1"]
+
+
+@pytest.mark.req("CN-12")
+def test_what_is_due_is_served_oldest_first_whoever_had_it(
+    redis_url: str, stream: str, client: redis.Redis
+) -> None:
+    with RedisStreamsConnector(redis_url, stream) as one, RedisStreamsConnector(redis_url, stream) as two:
+        one.dispatch_transactions(numbered(6))
+        for holder in (one, two, one):
+            _lost, later = holder.fetch_transactions(2)
+            holder.settle_transactions([Settlement(later, Verdict.RETURNED, delay=61.0)])
+        age(client, stream, 62)
+        fetched = two.fetch_transactions(4) + two.fetch_transactions(4)
+        assert [each.id for each in fetched] == [f"t{number}" for number in range(6)]
 
 
 def test_counts_say_where_messages_are(redis_url: str, stream: str) -> None:
@@ -593,7 +649,12 @@ def test_a_user_who_may_not_create_groups_uses_an_existing_one(
     redis_url: str, stream: str, client: redis.Redis
 ) -> None:
     user = f"user-{stream}"
-    client.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "+@all", "-xgroup")
+    keys = (f"~{stream}", f"~{{{stream}}}:*")
+    groups = ("+@connection", "+@scripting", "+@stream", "+@hash", "+@sortedset", "+@list")
+    client.execute_command(
+        "ACL", "SETUSER", user, "on", ">secret", *keys, *groups, "+exists", "+del", "+time"
+    )
+    client.execute_command("ACL", "SETUSER", user, "-xgroup")
     url = redis_url.replace("redis://", f"redis://{user.replace(':', '%3A')}:secret@")
     try:
         with RedisStreamsConnector(url, stream) as connector:
@@ -602,6 +663,11 @@ def test_a_user_who_may_not_create_groups_uses_an_existing_one(
                 connector.fetch_transactions(1)
             client.xgroup_create(stream, "onceward", "0")
             assert len(connector.fetch_transactions(1)) == 1
+            assert connector.release_owner(connector.owner) == 1
+        client.execute_command("ACL", "SETUSER", user, "-xinfo")
+        denied = pytest.raises(redis.exceptions.NoPermissionError, match="needs XINFO")
+        with RedisStreamsConnector(url, stream) as connector, denied:
+            connector.fetch_transactions(1)
     finally:
         client.acl_deluser(user)
 

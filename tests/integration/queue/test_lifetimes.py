@@ -40,6 +40,49 @@ def test_a_stop_in_a_forked_child_does_not_stop_the_parent_nor_share_its_connect
         assert message.payload == 1
 
 
+@pytest.mark.req("RN-09", "QC-03")
+def test_a_child_forked_in_a_loop_over_messages_ends_at_its_next_step(
+    redis_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with redis.Redis.from_url(redis_url) as client, QueueConsumer(client, config("loop")) as consumer:
+        client.xadd(consumer.config.stream_key, {"data": "1"})
+        client.xadd(consumer.config.stream_key, {"data": "2"})
+        messages = consumer.iter_messages()
+        assert next(messages).payload == 1
+        child = os.fork()
+        if child == 0:
+            try:
+                next(messages)
+            finally:
+                os._exit(3)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert "forked in a loop over iter_messages(), ends here" in capfd.readouterr().err
+        assert next(messages).payload == 2
+
+
+@pytest.mark.req("RN-09", "QC-19")
+def test_a_child_forked_in_an_asynchronous_loop_over_messages_ends_at_its_next_step(redis_url: str) -> None:
+    async def main() -> None:
+        client = redis.asyncio.Redis.from_url(redis_url)
+        async with client, AsyncQueueConsumer(client, config("aloop")) as consumer:
+            await client.xadd(consumer.config.stream_key, {"data": "1"})
+            await client.xadd(consumer.config.stream_key, {"data": "2"})
+            messages = consumer.iter_messages()
+            assert (await anext(messages)).payload == 1
+            child = os.fork()
+            if child == 0:
+                try:
+                    await anext(messages)
+                finally:
+                    os._exit(3)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            assert (await anext(messages)).payload == 2
+
+    asyncio.run(main())
+
+
 @pytest.mark.req("QC-19")
 def test_a_cancelled_read_leaves_a_consumer_that_works(redis_url: str) -> None:
     async def main() -> QueueMessage | None:

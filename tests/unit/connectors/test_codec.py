@@ -18,10 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace
 
-from onceward.connectors.codec import DecodeError, PayloadError, decode, encode, encode_all, sanitize_metadata
+from onceward.connectors.codec import (
+    DecodeError,
+    PayloadError,
+    decode,
+    decode_all,
+    encode,
+    encode_all,
+    sanitize_metadata,
+)
 from onceward.errors import OncewardError
 from onceward.testing.connectors import transactions
-from onceward.transaction import Transaction
+from onceward.transaction import ReadOnlyDict, Transaction
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SPAN = trace.SpanContext(
@@ -267,3 +275,24 @@ def test_the_current_span_replaces_the_trace_in_the_metadata() -> None:
 def test_without_a_span_the_trace_in_the_metadata_stays() -> None:
     metadata = {"traceparent": TRACEPARENT, "tracestate": "a=b"}
     assert decode(encode(Transaction(metadata=metadata))).metadata == metadata
+
+
+def test_bodies_decoded_together_are_what_they_are_one_by_one() -> None:
+    sent = [
+        Transaction(id="plain", payload={"order": 1}),
+        Transaction(id="rich", metadata={"tenant": "a"}, source="shop", correlation_id="c", parent_id="p"),
+    ]
+    bodies = [encode(each) for each in sent]
+    bodies.append(
+        msgspec.msgpack.encode([1, "secret", None, {"password": "x", "kept": 1}, sent[0].created_at])
+    )
+    together = decode_all(bodies)
+    assert together == [decode(each) for each in bodies]
+    assert together[:2] == sent
+    assert together[2].metadata == {"kept": 1}
+    assert all(type(each.metadata) is ReadOnlyDict for each in together)
+    for wrong in (b"", b"\xc1", msgspec.msgpack.encode([1, "", None, {}, sent[0].created_at])):
+        with pytest.raises(DecodeError):
+            decode(wrong)
+        with pytest.raises(DecodeError):
+            decode_all([*bodies, wrong])

@@ -149,6 +149,7 @@ WRONG = [
     (f"postgresql://u:{SECRET}@h/shop", "names database 'shop' and no queue in it; write postgresql://"),
     (f"postgresql://u:{SECRET}@h", "names no database and no queue"),
     ("postgres://h/shop/orders/eu", "more than a database and a queue"),
+    ("postgres://h/shop/orders%2Feu", "queue=orders, where the name may have a /"),
     ("postgresql://h/shop/orders?queue=orders", "names its queue twice"),
     ("postgresql://h/shop?queue=", "queue is empty"),
     ("postgresql://h/shop/or%0Aders", "printable characters"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward._secrets import mask, mask_url, without_user
+from onceward._secrets import mask, mask_url
 from onceward._text import quantity
 from onceward.connectors.reports import (
     ANSWER_SECONDS,
@@ -41,6 +41,11 @@ def check(address: Address) -> None:
     given = address.settings.keys()
     if not address.hostname:
         address.refuse("the host is missing; write boundary+http://localhost:7700?consumer=billing")
+    if "@" in address.place.partition("/")[0]:
+        address.refuse(
+            "a user or password would not be sent; remove it; a boundary knows its peers by their certificates: write "
+            "boundary+https:// with ca, cert and key"
+        )
     if not address.sink and "consumer" not in given:
         address.refuse("a source needs a durable name for its cursor: add ?consumer=NAME")
     if address.sink and not given >= {"from_zone", "to_zone"}:
@@ -153,7 +158,7 @@ def _read(address: Address, path: str, fields: Sequence[str]) -> dict[str, Any]:
 
     page = f"{server_of(address)}{path}"
     try:
-        with urlopen(without_user(page), timeout=ANSWER_SECONDS, context=_trust(address)) as answer:
+        with urlopen(page, timeout=ANSWER_SECONDS, context=_trust(address)) as answer:
             found: dict[str, Any] = json.load(answer)
             for name in fields:
                 found[name]

@@ -32,7 +32,9 @@ def check(address: Address) -> None:
     if more and given is not None:
         address.refuse("it names its queue twice, in the path and as queue=…; remove one of them")
     if len(more) > 1 or (more and not more[0]):
-        address.refuse(f"its path has more than a database and a queue; {EXAMPLE}, with / in a name as %2F")
+        address.refuse(
+            f"its path has more than a database and a queue; {EXAMPLE}, where the name may have a /"
+        )
     _, queue = parts_of(address)
     if len(queue) > LONGEST_NAME or not queue.isprintable():
         address.refuse(f"the name of its queue must have 1 to {LONGEST_NAME} printable characters")

@@ -25,9 +25,11 @@ from onceward.connectors.reports import (
     SourceCounts,
     SourceFacts,
     Survives,
+    explain_unlisted,
 )
 from onceward.connectors.scheme import required_package
 from onceward.db.engines import DatabaseTimeouts, connect_arguments
+from onceward.db.poolers import expect_poolers
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -141,7 +143,6 @@ def count_queue(address: Address) -> SourceCounts:
     held += [seen_in(bytes(body), at) for body, at in dead]
     messages = listed._replace(others=held)
     lost = int(done + moved) - len(listed.done) - len(listed.moved) - listed.forgotten.total
-    why_unknown = f"{lost:,} ids of messages that ended were removed from the queue's log"
     return SourceCounts(
         appended=int(appended),
         done=int(done),
@@ -150,7 +151,7 @@ def count_queue(address: Address) -> SourceCounts:
         untouched=sum(deliveries == 0 for _, _, deliveries in pending),
         dead=len(dead),
         messages=messages,
-        unknown=(why_unknown,) if lost else (),
+        unknown=explain_unlisted(lost, "the queue's log"),
     )
 
 
@@ -211,7 +212,7 @@ def _connect(address: Address, **options: Any) -> Iterator[Connection]:
 
     url = connection_of(address)
     arguments = connect_arguments(url, DatabaseTimeouts(ANSWER_SECONDS), name="onceward")
-    engine = create_engine(url, connect_args=arguments, **options)
+    engine = expect_poolers(create_engine(url, connect_args=arguments, **options))
     try:
         with engine.connect() as connection:
             yield connection

@@ -11,7 +11,9 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from onceward.db.calls import CALLS
 from onceward.db.detached_connection import DetachedConnection
+from onceward.db.poolers import is_to_server
 from onceward.telemetry.redaction import scrub
 
 
@@ -38,7 +40,8 @@ class DirectConnection:
             self._kept.leave_to_parent()
             if self._kept.driver is None or self._idle.poll(0):
                 self._connect()
-            found: list[Any] = self._cursor.execute(statement, values).fetchall()
+            with CALLS.call_on(self._kept.driver):
+                found: list[Any] = self._cursor.execute(statement, values).fetchall()
             return found
         except BaseException as error:
             driver = self._kept.driver
@@ -59,6 +62,10 @@ class DirectConnection:
             self._engine.dispose()  # it said so to the connections of the pool, too
         driver = self._kept.open(self._engine)
         self._cursor = driver.cursor()
+        if is_to_server(driver):
+            driver.prepare_threshold = (
+                0  # at once: the server takes half as long for a statement that it has ready
+            )
         self._idle = select.poll()
         self._idle.register(driver.fileno(), select.POLLIN)
 

@@ -41,6 +41,7 @@ vacuum that does not wait for a fifth of a large backlog."""
 
 ROW = "queue, seq, enqueued_at, deliveries, lost, category, error, history, body"
 """The columns that a ready message and a delayed one have in common."""
+_OF_MESSAGE = ", ".join(f"message.{column}" for column in ROW.split(", "))
 
 _BY_KEY = """
     LANGUAGE plpgsql SET search_path FROM CURRENT
@@ -88,6 +89,7 @@ MOVE_DUE = f"""
     RETURNS integer {_BY_KEY} AS $$
     DECLARE
         due record;
+        message onceward_queue_delayed;
         moved integer := 0;
         moment double precision := {NOW};  -- a volatile function is no condition for an index
     BEGIN
@@ -95,8 +97,12 @@ MOVE_DUE = f"""
             SELECT ctid AS place FROM onceward_queue_delayed WHERE queue = given_queue AND visible_at <= moment
             ORDER BY visible_at LIMIT given_limit FOR UPDATE SKIP LOCKED
         LOOP
-            WITH gone AS (DELETE FROM onceward_queue_delayed WHERE ctid = due.place RETURNING *)
-            INSERT INTO onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone;
+            DELETE FROM onceward_queue_delayed WHERE ctid = due.place RETURNING * INTO message;
+            INSERT INTO onceward_queue_messages ({ROW}) SELECT {_OF_MESSAGE} ON CONFLICT DO NOTHING;
+            IF NOT FOUND THEN  -- somebody inserted a row by hand, with the number of another message
+                message.seq := nextval('onceward_queue_batches') * {BATCH};
+                INSERT INTO onceward_queue_messages ({ROW}) SELECT {_OF_MESSAGE};
+            END IF;
             moved := moved + 1;
         END LOOP;
         RETURN moved;
@@ -331,7 +337,7 @@ _FIND = """
         to_regprocedure(quote_ident(n.nspname)
             || '.onceward_queue_claim(text, integer, bigint, double precision, bigint)') IS NOT NULL,
         current_setting('default_transaction_isolation') = 'read committed',
-        (SELECT prosrc LIKE '%%ctid%%' FROM pg_proc
+        (SELECT prosrc LIKE '%%ON CONFLICT%%' FROM pg_proc
             WHERE oid = to_regprocedure(quote_ident(n.nspname) || '.onceward_queue_move_due(text, integer)'))
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass('onceward_queue_schema')
@@ -354,11 +360,11 @@ class QueueTables:
         database: tuple[str, ...],
         has_claim: bool,
         is_read_committed: bool,
-        moves_by_place: bool,
+        moves_today: bool,
     ) -> None:
         self.schema = schema
         self.database = database
-        self.is_current = has_claim and moves_by_place
+        self.is_current = has_claim and moves_today
         """Whether the functions `CLAIM` and `MOVE_DUE` are there. Queues of an early onceward have others."""
         self.claims_at_once = has_claim and is_read_committed
         """Whether a claim may be one statement outside of a transaction."""

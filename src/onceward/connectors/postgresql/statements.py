@@ -10,16 +10,19 @@ BEGIN = """
     SELECT set_config('lock_timeout', %s, true), set_config('enable_seqscan', 'off', true),
         set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true),
         set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
-        set_config('enable_material', 'off', true)
+        set_config('enable_material', 'off', true),
+        set_config('idle_in_transaction_session_timeout', '10000', true)
 """
 """Every statement here finds its rows by an index, and joins by looking up each row: other joins read all that wait in
 line. A plan from when a table was small must do so, too: it is kept. And what is looked up for each row is a subquery
 that locks, or one for the first of a range, for which there is one index: with statistics of an emptied table,
-PostgreSQL would pass all of one table for each row of another."""
+PostgreSQL would pass all of one table for each row of another. The server cuts off a process that is frozen here: it
+would keep the rows that it has locked."""
 
-APPEND = "SELECT {s}.onceward_queue_append(%s, %s::bytea[])"
-APPEND_ALONE = "SELECT set_config('lock_timeout', %s, true), {s}.onceward_queue_append(%s, %s::bytea[])"
-APPEND_ONE = APPEND_ALONE.replace("%s::bytea[]", "ARRAY[%b]::bytea[]")
+APPEND = "SELECT {s}.onceward_queue_append(%s, %b::bytea[])"
+"""%b: as text, the driver would write each byte with two characters, and search them for those to escape."""
+APPEND_ALONE = "SELECT set_config('lock_timeout', %s, true), {s}.onceward_queue_append(%s, %b::bytea[])"
+APPEND_ONE = APPEND_ALONE.replace("%b::bytea[]", "ARRAY[%b]::bytea[]")
 """Whole transactions in one round trip."""
 
 READY = f"""
@@ -31,13 +34,18 @@ READY = f"""
 """Skips what is leased, or being claimed by another."""
 
 
+def _row(what: str, table: str, queue: str, value: str, number: str = "seq") -> str:
+    """A subquery for a column of the row with this number. As the first one of a range, it can be found by one index
+    only; for the row itself, PostgreSQL may take any index that begins with the queue."""
+    return f"""(
+        SELECT o.{what} FROM {{s}}.onceward_queue_{table} o
+        WHERE o.queue = {queue} AND o.{number} >= {value} AND o.{number} <= {value} ORDER BY o.{number} LIMIT 1
+    )"""
+
+
 def _has_none(table: str, number: str, row: str, value: str) -> str:
     """The condition that a table has no row of this number, for a row of the same queue in another table."""
-    return f"""(
-        SELECT o.{number} FROM {{s}}.onceward_queue_{table} o
-        WHERE o.queue = {row}.queue AND o.{number} >= {row}.{value} AND o.{number} <= {row}.{value}
-        ORDER BY o.{number} LIMIT 1
-    ) IS NULL"""
+    return f"{_row(number, table, f'{row}.queue', f'{row}.{value}', number)} IS NULL"
 
 
 FIRST_READY = f"""
@@ -60,25 +68,26 @@ LEAVE_LINES = f"""
 """
 """Ends the places of those that are gone, and returns whose lines have no first one now."""
 _NEAREST = """
-    SELECT t.seq FROM {s}.onceward_queue_turns t WHERE t.queue = %(queue)s AND t.order_key = given.order_key
+    SELECT t.ctid FROM {s}.onceward_queue_turns t WHERE t.queue = %(queue)s AND t.order_key = given.order_key
     ORDER BY t.turn LIMIT 1
 """
 """The first one of a line. Without an order, it might be searched in all lines."""
 COME_FIRST = f"""
     WITH nearest AS MATERIALIZED (
-        SELECT ({_NEAREST}) AS seq FROM unnest(%(keys)s::text[]) AS given (order_key)
+        SELECT ({_NEAREST}) AS place FROM unnest(%(keys)s::text[]) AS given (order_key)
     ), marked AS (
         UPDATE {{s}}.onceward_queue_turns t SET is_first = true
-        WHERE t.queue = %(queue)s AND t.seq = ANY(ARRAY(SELECT seq FROM nearest)) RETURNING t.seq
+        WHERE t.ctid = ANY(ARRAY(SELECT place FROM nearest)) RETURNING t.seq
     ), gone AS (
         DELETE FROM {{s}}.onceward_queue_delayed d
-        WHERE d.queue = %(queue)s AND d.seq = ANY(ARRAY(SELECT seq FROM marked))
-            AND (d.visible_at = 'infinity') IS TRUE  -- not by the index of times: all that wait in line are there
+        WHERE d.ctid = ANY(ARRAY(SELECT {_row("ctid", "delayed", "%(queue)s", "marked.seq")} FROM marked))
+            AND (d.visible_at = 'infinity') IS TRUE
         RETURNING d.*
     )
     INSERT INTO {{s}}.onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone
 """
-"""The sum keeps it from the index of times, where all that wait in line are next to each other."""
+"""By the places of rows, which nobody changes while this fetch has its turn: they wait. By their numbers, a plan for a
+table of which PostgreSQL has no statistics read all that wait in line, from an index that begins with the queue."""
 NEWCOMERS = f"""
     SELECT seq, token, deliveries, lost + (token IS NOT NULL)::integer, body FROM {{s}}.onceward_queue_messages
     WHERE queue = %s AND leased_until <= {NOW} AND {_has_none("turns", "seq", "onceward_queue_messages", "seq")}
@@ -110,15 +119,20 @@ UNPARK = f"""
     INSERT INTO {{s}}.onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone
 """
 END_LINES = "DELETE FROM {s}.onceward_queue_turns WHERE queue = %s"
-HOLD_LINE = "UPDATE {s}.onceward_queue_turns SET dead = %s WHERE queue = %s AND seq = %s"
+HOLD_LINE = f"""
+    UPDATE {{s}}.onceward_queue_turns SET dead = %(dead)s
+    WHERE ctid = {_row("ctid", "turns", "%(queue)s", "%(seq)s::bigint")}
+"""
+"""Nobody else changes the row: it is first, and its message is not gone before this commits."""
 COUNT_BEHIND = """
     SELECT count(*) FROM {s}.onceward_queue_turns WHERE queue = %s AND order_key = %s AND dead IS NULL
 """
-BEHIND = """
-    SELECT coalesce(m.body, d.body) FROM {s}.onceward_queue_turns t
-    LEFT JOIN {s}.onceward_queue_messages m ON m.queue = t.queue AND m.seq = t.seq
-    LEFT JOIN {s}.onceward_queue_delayed d ON d.queue = t.queue AND d.seq = t.seq
-    WHERE t.queue = %s AND t.order_key = %s AND t.dead IS NULL AND coalesce(m.body, d.body) IS NOT NULL
+BEHIND = f"""
+    SELECT found.body FROM {{s}}.onceward_queue_turns t, LATERAL (
+        SELECT coalesce({_row("body", "messages", "t.queue", "t.seq")}, {_row("body", "delayed", "t.queue", "t.seq")})
+        OFFSET 0
+    ) AS found (body)
+    WHERE t.queue = %s AND t.order_key = %s AND t.dead IS NULL AND found.body IS NOT NULL
     ORDER BY t.turn LIMIT %s
 """
 LEASE = "SELECT {s}.onceward_queue_lease(%s, %s::bigint[], %s::integer[], %s::integer[], %s, %s)"
@@ -148,7 +162,10 @@ GIVE_BACK = """
     UPDATE {s}.onceward_queue_messages SET leased_until = 0, token = NULL, deliveries = deliveries - 1
     WHERE queue = %s AND seq = %s AND token = %s
 """
-HASTEN = "UPDATE {s}.onceward_queue_delayed SET visible_at = 0 WHERE queue = %s AND seq = %s"
+HASTEN = f"""
+    UPDATE {{s}}.onceward_queue_delayed SET visible_at = 0
+    WHERE ctid = {_row("ctid", "delayed", "%(queue)s", "%(seq)s::bigint")}
+"""
 DELAY = f"""
     WITH gone AS (
         DELETE FROM {{s}}.onceward_queue_messages

@@ -22,7 +22,7 @@ from onceward.connectors.leases import WRITE_WAIT, AvailableRow, seconds_until_d
 from onceward.connectors.postgresql import statements as sql
 from onceward.connectors.postgresql.direct_connection import DirectConnection
 from onceward.connectors.postgresql.join import is_joint
-from onceward.connectors.postgresql.lines import PostgreSqlLines
+from onceward.connectors.postgresql.lines import PostgreSqlLines, as_array
 from onceward.connectors.postgresql.schema import (
     BATCH,
     CHANNEL,
@@ -41,14 +41,16 @@ from onceward.transaction import Transaction
 
 CONNECTIONS = 2
 """Connections that a connector keeps, beside the one for calls of one statement. Under load it opens another."""
-SLOW = 0.02
-"""Seconds. A claim that takes longer has passed many rows that it cannot take: leased ones, or dead ones that no vacuum
-may remove because of an old transaction."""
+SLOW = 0.002
+"""Seconds. A claim that takes longer has probably passed many rows that it cannot take: leased ones, or dead ones that
+no vacuum may remove because of an old transaction. If it was only large, messages given back wait a little."""
 SELDOM = 20
 """After a slow claim from the beginning, the next ones continue where the last one ended, for this many times as
 long as the slow one took."""
 MOVE_EVERY = 0.2
 """Seconds between two looks at the messages that wait for a time, while others are ready."""
+WRITE_LIMIT = f"{WRITE_WAIT * 1000:.0f}"
+"""`WRITE_WAIT` in milliseconds."""
 TIDY_EVERY = 10_000
 """Messages that a connector ends or appends before it shortens the log, and looks for dead rows."""
 
@@ -123,6 +125,12 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         connection: Connection = self._current.connection
         return connection.exec_driver_sql(self.statement(statement), values)
 
+    def _rows(self, statement: str, values: Any) -> list[Any]:
+        """The rows of a query, as the driver has them: SQLAlchemy takes longer for each than for the query."""
+        with self._run(statement, values) as result:
+            rows: list[Any] = result.cursor.fetchall()
+        return rows
+
     def statement(self, statement: str) -> str:
         found = self._sql.get(statement)
         if found is None:
@@ -173,7 +181,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         """Append in one round trip, which is a transaction of its own. False if there are too many for that."""
         if len(bodies) > BATCH:
             return False
-        limit = f"{wait * 1000:.0f}"
+        limit = WRITE_LIMIT if wait == WRITE_WAIT else f"{wait * 1000:.0f}"
         if len(bodies) == 1:  # an array takes the driver longer
             self._call_alone(sql.APPEND_ONE, (limit, self.queue, bodies[0]))
         else:
@@ -207,7 +215,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
 
     def _ready(self, after: int, limit: int) -> list[AvailableRow]:
         ready = sql.FIRST_READY if self._in_lines else sql.READY
-        return [tuple(row) for row in self._run(ready, (self.queue, after, limit))]
+        return self._rows(ready, (self.queue, after, limit))
 
     def _move_due(self, limit: int) -> int:
         self._move_at = time.monotonic() + MOVE_EVERY
@@ -221,9 +229,9 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         if not rows:
             return
         keys, deliveries, lost = (
-            [row[0] for row in rows],
-            [row[2] + 1 for row in rows],
-            [row[3] for row in rows],
+            as_array([row[0] for row in rows]),
+            as_array([row[2] + 1 for row in rows]),
+            as_array([row[3] for row in rows]),
         )
         self._run(sql.LEASE, (self.queue, keys, deliveries, lost, token, until))
         self._last = rows[-1][0]
@@ -269,7 +277,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
 
     def hasten(self, key: int) -> None:
         self._tell()
-        self._run(sql.HASTEN, (self.queue, key)).close()
+        self._run(sql.HASTEN, {"queue": self.queue, "seq": key}).close()
 
     def delay(
         self,
@@ -329,7 +337,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         }
         number = self._run(sql.BURY, values).scalar()
         if self._holds_lines and number is not None:
-            self._run(sql.HOLD_LINE, (number, self.queue, key)).close()
+            self._run(sql.HOLD_LINE, {"dead": number, "queue": self.queue, "seq": key}).close()
         return number is not None
 
     def counts(self, now: float) -> dict[str, int]:
@@ -379,7 +387,7 @@ class PostgreSqlLeaseStore(PostgreSqlLines):
         self._untidied += len(done)
         return done
 
-    # ── now and then
+    # ── from time to time
 
     def tidy(self) -> None:
         """If there is enough to do, shorten the log, and vacuum."""
@@ -427,7 +435,8 @@ def open_engine(url: URL) -> Engine:
         max_overflow=CONNECTIONS - 1,
         pool_timeout=WRITE_WAIT,
     )
-    return CALLS.watch_connecting(hide_values(engine))
+    CALLS.watch(hide_values(engine))
+    return engine
 
 
 def append_in(

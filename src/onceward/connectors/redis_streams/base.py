@@ -27,7 +27,6 @@ _log = OwnLogger(logging.getLogger("onceward.connectors.redis_streams.connector"
 class StreamConnector:
     """Base of both connectors. See `LeaseRules` for the settings.
 
-    A failed or postponed message comes back after at most `lease`, even if its delay is longer.
     With `maxlen`, every dispatch trims the stream to about that length; None leaves trimming to you. Entries
     that are trimmed before they are done become dead letters without a body.
     """

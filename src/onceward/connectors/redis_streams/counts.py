@@ -12,6 +12,7 @@ from onceward.connectors.lease_rules import LeaseRules
 from onceward.connectors.redis_streams.durability import connect
 from onceward.connectors.redis_streams.lines import WAITING
 from onceward.connectors.redis_streams.protocol import StreamQueue
+from onceward.connectors.redis_streams.scripts import DELAYED
 from onceward.connectors.reports import Forgotten, Messages, Seen, SourceBacklog, SourceCounts
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 PAGE = 1000
 """Entries per request."""
 MOST_HELD = 10_000_000
+_MOVED_BACK = (
+    "more entries wait or have ended than were ever added: somebody moved the group back (XGROUP SETID), so some of "
+    "those that wait have ended before and are delivered again; or the stream's count was restored"
+)
 
 
 def count_stream(source: Address, server: str, stream: str, group: str) -> SourceCounts:
@@ -59,7 +64,7 @@ def count_stream(source: Address, server: str, stream: str, group: str) -> Sourc
         if bodiless:  # unless they were done and removed since
             bodiless &= _Moment.read(redis, queue).held
     counts = _add_up(source, queue, moment, seen, waiting, buried)
-    return msgspec.structs.replace(counts, unknown=_doubt(len(bodiless)))
+    return msgspec.structs.replace(counts, unknown=(*counts.unknown, *_doubt(len(bodiless))))
 
 
 def read_backlog(server: str, stream: str, group: str) -> SourceBacklog:
@@ -85,12 +90,14 @@ def read_backlog(server: str, stream: str, group: str) -> SourceBacklog:
         unread = redis.xrange(stream, min=b"(" + first, count=1)
     held = 0 if absent else pending["pending"]
     holders = {} if absent else {each["name"].decode(): each["pending"] for each in pending["consumers"]}
-    parked = holders.get(queue.parked, 0) + holders.get(WAITING, 0)
+    delayed = holders.get(DELAYED, 0) + holders.get(WAITING, 0)
     oldest = [entry for entry, _ in unread] + ([pending["min"]] if held else [])
     age = max(seconds - min(_number(entry)[0] for entry in oldest) / 1000, 0.0) if oldest else 0.0
     # Redis before 7.0 does not count, and later ones cannot after entries were removed from the middle.
     waiting = length if found is None else 0 if not unread else found.get("lag")
-    return SourceBacklog(waiting=waiting, in_flight=held - parked, delayed=parked, dead=dead, oldest_age=age)
+    return SourceBacklog(
+        waiting=waiting, in_flight=held - delayed, delayed=delayed, dead=dead, oldest_age=age
+    )
 
 
 class _Moment(NamedTuple):
@@ -157,8 +164,10 @@ def _add_up(
     read_to = _number(moment.read_to)
     dead = sum(_number(entry) <= read_to for entry in buried - moment.held)
     listed = len(seen.done) + len(seen.moved)
-    if moment.ended is None:
+    repeats = moment.ended is not None and appended is not None and moment.ended + waiting > appended
+    if moment.ended is None or repeats:
         gone = max((appended or 0) - waiting - dead - listed, 0)
+        seen = seen._replace(is_complete=False)
     else:
         gone = max(moment.ended - dead - listed, 0)
     if appended is None:
@@ -180,6 +189,7 @@ def _add_up(
         if queue.group not in moment.groups and moment.groups
         else None,
         messages=seen._replace(forgotten=Forgotten(undated=gone)),
+        unknown=(_MOVED_BACK,) if repeats and waiting else (),
     )
 
 

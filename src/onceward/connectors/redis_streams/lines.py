@@ -14,15 +14,16 @@ import msgspec
 
 from onceward._redis.connections import RedisCommand
 from onceward.connectors.codec import DecodeError, decode
-from onceward.connectors.lines import LONGEST, MOST_AT_ONCE, KeyOf, LineBehind
+from onceward.connectors.lines import KEPT_BODY, LONGEST, MOST_AT_ONCE, KeyOf, LineBehind
 from onceward.connectors.redis_streams import line_scripts
 from onceward.connectors.redis_streams.entries import as_str, body_of
+from onceward.connectors.redis_streams.first_deliveries import decode_new
 from onceward.transaction import Transaction
 
 Lining = Generator[Sequence[RedisCommand], list[Any], Any]
 """An `Exchange`."""
 WAITING = "waiting"
-"""The consumer that has what stands in line behind others."""
+"""The consumer that holds the entries that wait in line behind others."""
 PAGE = 500
 """Entries that are looked at together when lines are fixed."""
 BUSY_SHARE = 4
@@ -30,8 +31,17 @@ BUSY_SHARE = 4
 AHEAD, LEAST_AHEAD = 2, 32
 """How many times as many entries as a fetch wants are read at first, and how many at least; then four times as many,
 and so on."""
+REACH, FORGETTING = 1.5, 0.75
+"""How many times as many entries as the last fetches needed are passed to the script at first, and which part of that
+is still passed after one that needed none."""
+ZEROS = 41
+"""Characters of an id with zeros."""
 NO_LINE = ""
 """Of an entry without a key, which waits for nobody."""
+
+
+_Row = tuple[Any, int, Any, int]
+"""A delivery, as in `protocol`."""
 
 
 class _Seen(NamedTuple):
@@ -39,10 +49,13 @@ class _Seen(NamedTuple):
 
     id: str
     line: str
+    zeros: str
+    """The id with zeros, so ids sort as texts."""
     place: str
-    """The id, so ids sort as texts."""
+    """Its line and both of its ids, for the scripts."""
     content: Transaction | Any
     """Its fields if it cannot be read."""
+    is_short: bool
 
 
 class _Ahead(NamedTuple):
@@ -69,13 +82,17 @@ class StreamLines:
     _terms: Callable[[int], tuple[Any, ...]]
     _look_again_later: Callable[[], None]
     _tell_buried: Callable[[Sequence[Any]], None]
+    _settle: Callable[[Sequence[Sequence[Any]]], Lining]
 
     _key_of: KeyOf | None = None
     _hold_dead = False
     _ahead = NOWHERE
+    _reach = MOST_AT_ONCE
+    _kept: dict[bytes, Transaction]
+    """Entries that this process has lined up behind others, until it gets them."""
 
     def keep_order(self, key_of: KeyOf, *, hold_dead: bool) -> None:
-        self._key_of, self._hold_dead = key_of, hold_dead
+        self._key_of, self._hold_dead, self._kept = key_of, hold_dead, {}
 
     @property
     def in_lines(self) -> bool:
@@ -90,17 +107,18 @@ class StreamLines:
         if not rows and not recover:
             rows = yield from self._line_up(count, count)
         self._slack = len(rows) < count
-        return rows
+        return rows, ()
 
     def _line_up(self, count: int, recover: int) -> Lining:
-        rows: list[tuple[Any, int, Any, int]] = []
+        rows: list[_Row] = []
         until, ahead, is_fixed, is_end = time.monotonic() + LONGEST, max(AHEAD * count, LEAST_AHEAD), 0, False
+        reach, needed = min(self._reach, ahead), 0
         knows_where = self._ahead is not NOWHERE
         while True:
             if len(self._ahead.seen) < count - len(rows) and knows_where and not is_end:
                 is_end = yield from self._read_on(ahead)
             after, seen = self._ahead
-            passed = list(islice(seen.values(), MOST_AT_ONCE))  # Lua has room for 8,000 values at once
+            passed = list(islice(seen.values(), reach))
             known = (
                 [each.id for each in passed],
                 [each.line for each in passed],
@@ -111,10 +129,11 @@ class StreamLines:
                 line_scripts.TAKE, (*self._terms(count - len(rows)), *arguments)
             )
             if reply is None:  # there is a new group
+                self._kept.clear()
                 return rows
             served, buried, alone, fresh, last, differs = reply
             self._tell_buried(buried)
-            rows += [tuple(row) for row in served]
+            rows += yield from self._find_bodies(served)
             rows += [(entry, 1, seen[entry].content, 0) for entry in fresh]
             if differs:
                 yield from self._fix()
@@ -124,16 +143,20 @@ class StreamLines:
                 continue
             if recover > 0:
                 self._look_again_later()
-            is_rest = self._pass(last)
+            is_rest = self._pass(last, fresh)
+            needed += len(seen) - len(self._ahead.seen)
             if alone or len(rows) >= count:
+                self._reach = max(int(REACH * needed), int(FORGETTING * self._reach), LEAST_AHEAD)
                 return rows
             if (
                 len(self._ahead.seen) == len(seen) > 0 or not is_rest
             ):  # some of these were removed, or all is new
                 self._ahead, is_end = _Ahead(last, {}), False
+                self._kept.clear()
             elif (not self._ahead.seen and is_end) or (rows and time.monotonic() >= until):
                 return rows
             recover, ahead, knows_where = -1, min(4 * ahead, MOST_AT_ONCE), True
+            reach = min(4 * reach, MOST_AT_ONCE)  # Lua has room for 8,000 values at once
 
     def _read_on(self, count: int) -> Lining:
         """Read entries after those that were read. Return whether these are the last ones."""
@@ -142,42 +165,100 @@ class StreamLines:
         [found] = yield [("XRANGE", self.stream, b"(" + begin, "+", "COUNT", count)]
         if isinstance(found, Exception):
             raise found
-        following = {entry: self._look_at(entry, fields) for entry, fields in found}
-        self._ahead = _Ahead(after, {**seen, **following})
+        self._ahead = _Ahead(after, {**seen, **self._look_at_all(found)})
         return len(found) < count
 
-    def _pass(self, last: bytes) -> bool:
-        """Forget what was read, up to the last entry that is delivered. Return whether the rest is still what follows:
-        a new group begins before it."""
-        at = place_of(as_str(last))
-        is_rest = at >= place_of(as_str(self._ahead.after))
-        seen = self._ahead.seen.items() if is_rest else ()
-        self._ahead = _Ahead(last, {entry: each for entry, each in seen if each.place > at})
+    def _find_bodies(self, served: Sequence[Any]) -> Lining:
+        """The rows of these. The next of a line is only its id: its body is here if this process has lined it up,
+        otherwise in the stream."""
+        bodies: dict[bytes, Any] = {}
+        strangers: list[bytes] = []
+        for each in served:
+            if type(each) is bytes:
+                content = self._kept.pop(each, None)
+                if content is None:
+                    strangers.append(each)
+                else:
+                    bodies[each] = content
+        if strangers:
+            found = yield [("XRANGE", self.stream, entry, entry) for entry in strangers]
+            for entry, reply in zip(strangers, found, strict=True):
+                if isinstance(reply, Exception):
+                    raise reply
+                if reply:
+                    bodies[entry] = reply[0][1]
+            trimmed = [(as_str(entry), 1, "return", 0) for entry in strangers if entry not in bodies]
+            if trimmed:  # since the script has run
+                yield from self._settle(trimmed)
+        return [
+            (each, 1, bodies[each], 0) if type(each) is bytes else tuple(each)
+            for each in served
+            if type(each) is not bytes or each in bodies
+        ]
+
+    def _pass(self, last: bytes, fresh: Sequence[bytes]) -> bool:
+        """Forget what was read, up to the last entry that is delivered, and keep those that wait now. Return whether
+        the rest is still what follows: a new group begins before it."""
+        at = with_zeros(as_str(last))
+        after, seen = self._ahead
+        is_rest = at >= with_zeros(as_str(after))
+        rest = dict(seen) if is_rest else {}
+        delivered = set(fresh)
+        for entry, each in seen.items() if is_rest else ():
+            if each.zeros > at:
+                break
+            del rest[entry]
+            if entry not in delivered and each.is_short:
+                if len(self._kept) >= MOST_AT_ONCE:
+                    self._kept.clear()
+                self._kept[entry] = each.content
+        self._ahead = _Ahead(last, rest)
         return is_rest
+
+    def _look_at_all(self, found: Sequence[tuple[bytes, Any]]) -> dict[bytes, _Seen]:
+        """`_look_at` each, with few calls for each if all of them are as usual."""
+        assert self._key_of is not None
+        transactions = decode_new(found)
+        if transactions is None:
+            return {entry: self._look_at(entry, fields) for entry, fields in found}
+        seen: dict[bytes, _Seen] = {}
+        for (entry, fields), transaction, key in zip(
+            found, transactions, map(self._key_of, transactions), strict=True
+        ):
+            name = entry.decode()
+            milliseconds, _, number = name.partition("-")
+            zeros = f"{milliseconds.zfill(20)}-{number.zfill(20)}"
+            line = f"{len(key)}:{key}:" if key is not None and key.isascii() else line_of(key)
+            is_short = len(fields[3]) <= KEPT_BODY
+            seen[entry] = _Seen(name, line, zeros, line + zeros + name, transaction, is_short)
+        return seen
 
     def _look_at(self, entry: bytes, fields: Sequence[Any]) -> _Seen:
         assert self._key_of is not None
         name = as_str(entry)
+        body = body_of(fields or ()) or b""
+        zeros = with_zeros(name)
         try:
-            transaction = decode(body_of(fields or ()) or b"")
+            transaction = decode(body)
         except DecodeError:
-            return _Seen(name, NO_LINE, place_of(name), fields)
-        return _Seen(name, line_of(self._key_of(transaction)), place_of(name), transaction)
+            return _Seen(name, NO_LINE, zeros, zeros + name, fields, False)
+        line = line_of(self._key_of(transaction))
+        return _Seen(name, line, zeros, line + zeros + name, transaction, len(body) <= KEPT_BODY)
 
     def _fix(self) -> Lining:
         """Others have acknowledged entries, or taken some without order: make lines match what is pending."""
-        for hash_ in self._line_keys[1:3]:
-            cursor: Any = 0
-            while True:
-                [reply] = yield [("HSCAN", hash_, cursor, "COUNT", PAGE)]
-                if isinstance(reply, Exception):
-                    raise reply
-                cursor, flat = reply
-                for begin in range(0, len(flat), 2 * PAGE):
-                    entries = flat[begin : begin + 2 * PAGE : 2]
-                    yield from self._evaluate(line_scripts.PASS, (self.group, *entries))
-                if int(cursor) == 0:
-                    break
+        cursor: Any = b"0"
+        while True:
+            [reply] = yield [("ZSCAN", self._line_keys[0], cursor, "COUNT", PAGE)]
+            if isinstance(reply, Exception):
+                raise reply
+            cursor, flat = reply
+            for begin in range(0, len(flat), 2 * PAGE):
+                places = flat[begin : begin + 2 * PAGE : 2]
+                named = [each for place in places for each in (_entry_in(place), place)]
+                yield from self._evaluate(line_scripts.PASS, (self.group, *named))
+            if int(cursor) == 0:
+                break
         begin_at: bytes | str = "-"
         while True:
             [pending] = yield [("XPENDING", self.stream, self.group, begin_at, "+", PAGE)]
@@ -187,16 +268,13 @@ class StreamLines:
                 return
             begin_at = b"(" + pending[-1][0]
             entries = [each[0] for each in pending]
-            [lines] = yield [("HMGET", self._line_keys[1], *entries)]
-            strays = [entry for entry, line in zip(entries, lines, strict=True) if line is None]
-            if strays:
-                found = yield [("XRANGE", self.stream, entry, entry) for entry in strays]
-                seen = [
-                    (as_str(entry), self._look_at(entry, each[0][1]).line if each else NO_LINE)
-                    for entry, each in zip(strays, found, strict=True)
-                ]
-                packed = msgspec.msgpack.encode(seen)
-                yield from self._evaluate(line_scripts.LINE_UP, (self.group, packed))
+            found = yield [("XRANGE", self.stream, entry, entry) for entry in entries]
+            seen = [
+                self._look_at(entry, each[0][1] if each else ())
+                for entry, each in zip(entries, found, strict=True)
+            ]
+            packed = msgspec.msgpack.encode([(each.id, each.line, each.place) for each in seen])
+            yield from self._evaluate(line_scripts.LINE_UP, (self.group, packed))
 
     def lines_behind(self, keys: Sequence[str], limit: int) -> Lining:
         """What waits behind the first entries of these keys."""
@@ -217,10 +295,15 @@ def line_of(key: str | None) -> str:
     return f"{len(key) if key.isascii() else len(key.encode())}:{key}:"
 
 
-def place_of(name: str) -> str:
-    """As `place` in the scripts."""
+def _entry_in(place: bytes) -> bytes:
+    """The id that follows the line and the id with zeros; a line ends with a colon."""
+    return place.rpartition(b":")[2][ZEROS:]
+
+
+def with_zeros(name: str) -> str:
+    """As in the scripts."""
     milliseconds, _, number = name.partition("-")
-    return f"{milliseconds:0>20}-{number:0>20}"
+    return f"{milliseconds.zfill(20)}-{number.zfill(20)}"
 
 
 def _id_in(fields: Sequence[Any]) -> str:

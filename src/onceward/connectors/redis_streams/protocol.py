@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cache
 from math import inf
 from typing import Any
@@ -30,6 +30,7 @@ from onceward.connectors.lease_rules import (
 from onceward.connectors.leased_deliveries import LeasedDeliveries, LeasedDelivery, Leasing, decide
 from onceward.connectors.redis_streams import scripts
 from onceward.connectors.redis_streams.entries import as_str, body_of, dead_message, to_dict
+from onceward.connectors.redis_streams.first_deliveries import CERTAIN, DONE, FirstDeliveries
 from onceward.connectors.redis_streams.line_scripts import NEXT_TURN, in_lines
 from onceward.connectors.redis_streams.lines import WAITING, StreamLines
 from onceward.errors import ConfigurationError
@@ -40,8 +41,6 @@ _log = OwnLogger(logging.getLogger("onceward.connectors.redis_streams.core"))
 
 RECOVER_INTERVAL = 1.0
 """Seconds between searches for entries of dead consumers while new ones keep coming."""
-CERTAIN = 0.9
-"""The fraction of a lease in which a delivery is certainly still ours, by our own clock."""
 BUSY_SHARE = 4
 """While new entries keep coming, at most one in this many of a batch is a recovered one."""
 EXAMINED = 1_000
@@ -49,7 +48,6 @@ EXAMINED = 1_000
 COUNTED = 10_000
 """Beyond this many, `counts` stops counting."""
 
-DONE = Verdict.DONE
 Entry = tuple[str, bytes]
 Row = tuple[Any, int, Any, int]
 """A delivery: the entry's id, its number, the fields, and how many before it were never settled."""
@@ -63,7 +61,7 @@ Exchange = Generator[Sequence[RedisCommand], list[Any], Any]
 """Yields commands to send together, and receives a list of their replies, in which an error stands for its command."""
 
 
-class StreamQueue(StreamLines, Leasing):
+class StreamQueue(StreamLines, FirstDeliveries, Leasing):
     """One stream, one group, one consumer: all behavior except sending."""
 
     def __init__(
@@ -93,7 +91,6 @@ class StreamQueue(StreamLines, Leasing):
         self.moved = _beside(stream, f"{group}:moved")
         self.tally = _beside(stream, "tally")
         self._keys = (5, stream, self.history, self.dead, self.tally, self.moved)
-        self.parked = "returned"
         self._maxlen = maxlen
         self._deliveries = LeasedDeliveries()
         self._settling: set[bytes] = set()
@@ -105,7 +102,7 @@ class StreamQueue(StreamLines, Leasing):
         self._recover_at = 0.0
         self._clock = clock
         self._line_keys = tuple(
-            _beside(stream, f"{group}:{name}") for name in ("lines", "keys", "holders", "next")
+            _beside(stream, f"{group}:{name}") for name in ("lines", "places", "holders", "next")
         )
 
     @property
@@ -119,9 +116,7 @@ class StreamQueue(StreamLines, Leasing):
 
     def release_owner(self, owner: str) -> Exchange:
         """Make all entries of an owner's consumers available now, as if their leases had expired. Return how many."""
-        released = yield from self._evaluate(
-            scripts.RELEASE, (self.group, owner, self.parked, self._lease_ms)
-        )
+        released = yield from self._evaluate(scripts.RELEASE, (self.group, owner))
         return released or 0
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────────────────
@@ -134,14 +129,18 @@ class StreamQueue(StreamLines, Leasing):
         while True:
             asked = self._clock()
             take = self._take_in_lines if self.in_lines else self._take
-            rows = yield from take(batch_size if self.rules.suspect_after else 1)
-            transactions = yield from self._deliver(rows, asked)
+            rows, fresh = yield from take(batch_size if self.rules.suspect_after else 1)
+            if fresh and not rows and (first := self._deliver_new(fresh, asked)) is not None:
+                return first
+            rows += [(entry, 1, fields, 0) for entry, fields in fresh]
+            transactions = self._deliver_decoded(rows, asked) or (yield from self._deliver(rows, asked))
             if transactions or not rows:
                 return transactions
 
     def _take(self, count: int) -> Exchange:
-        """Take entries of dead consumers first, if there is time for them, then new ones."""
+        """Take entries of dead consumers first, if there is time for them, then new ones. Returns both."""
         rows: list[Row] = []
+        fresh: Sequence[Any] = ()
         alone = False
         recover = self._slack or time.monotonic() >= self._recover_at
         if recover:
@@ -150,10 +149,9 @@ class StreamQueue(StreamLines, Leasing):
         if room and not alone:
             fresh = yield from self._read(room)
             self._slack = len(fresh) < room
-            rows += [(entry, 1, fields, 0) for entry, fields in fresh]
-        if not rows and not recover:
+        if not rows and not fresh and not recover:
             rows, _ = yield from self._recover(count)
-        return rows
+        return rows, fresh
 
     def next_due(self) -> Exchange:
         """Return the last entry that was delivered, and the seconds until a lease or delay is over (or `inf`)."""
@@ -268,6 +266,25 @@ class StreamQueue(StreamLines, Leasing):
     # ── settling ────────────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, settlements: Sequence[Settlement]) -> Exchange:
+        done = self._surely_done(settlements, self._clock())
+        if done is None:
+            yield from self._settle_each(settlements)
+            return
+        self._settling.update(done)
+        try:
+            if done:
+                yield from self._acknowledge(done)
+            for delivery in done.values():
+                delivery.settled = True
+        finally:
+            self._settling.difference_update(done)
+
+    def _acknowledge(self, entries: Iterable[bytes]) -> Exchange:
+        reply = yield from self._run_script(scripts.ACKNOWLEDGE, (self.group, *entries))
+        if isinstance(reply, Exception):
+            raise reply
+
+    def _settle_each(self, settlements: Sequence[Settlement]) -> Exchange:
         ending: dict[bytes, tuple[Settlement, LeasedDelivery]] = {}
         verdicts: list[Sequence[Any]] = []
         certain: list[bytes] = []
@@ -289,9 +306,7 @@ class StreamQueue(StreamLines, Leasing):
         self._settling.update(ending)
         try:
             if certain:
-                reply = yield from self._run_script(scripts.ACKNOWLEDGE, (self.group, *certain))
-                if isinstance(reply, Exception):
-                    raise reply
+                yield from self._acknowledge(certain)
             lost, trimmed = (yield from self._settle(verdicts)) if verdicts else ((), ())
             for _, delivery in ending.values():
                 delivery.settled = True
@@ -325,7 +340,7 @@ class StreamQueue(StreamLines, Leasing):
         found = [each for each in map(self._deliveries.get, map(id, transactions)) if each and each.settled]
         self._slack = True
         entries = [each.held[0] for each in found]
-        yield from self._evaluate(scripts.HASTEN, (self.group, self.parked, self._lease_ms, *entries))
+        yield from self._evaluate(scripts.HASTEN, (self.group, *entries))
 
     def extend(self, transactions: Sequence[Transaction]) -> Exchange:
         found = [(self._deliveries.of(transaction), transaction) for transaction in transactions]
@@ -350,8 +365,7 @@ class StreamQueue(StreamLines, Leasing):
     def _settle(self, verdicts: Sequence[Sequence[Any]]) -> Exchange:
         """Return the entries that were no longer held, and those that are dead letters because they were trimmed."""
         packed = msgspec.msgpack.encode(verdicts)
-        arguments = (self.group, self.consumer, self.parked, self._lease_ms, packed)
-        reply = yield from self._evaluate(scripts.SETTLE, arguments)
+        reply = yield from self._evaluate(scripts.SETTLE, (self.group, self.consumer, packed))
         lost, buried = reply or ([entry.encode() for entry, *_ in verdicts], ())
         self._tell_buried(buried)
         return lost, [entry for entry, *_ in buried]
@@ -360,29 +374,31 @@ class StreamQueue(StreamLines, Leasing):
 
     def counts(self) -> Exchange:
         yield from self._make_group()  # it may have been deleted
-        groups, over, pending, dead = yield (
+        groups, pending, dead = yield (
             [
                 ("XINFO", "GROUPS", self.stream),
-                ("XPENDING", self.stream, self.group, "IDLE", self._lease_ms, "-", "+", COUNTED),
                 ("XPENDING", self.stream, self.group, "-", "+", COUNTED),
                 ("XLEN", self.dead),
             ]
         )
-        for reply in (groups, over, pending, dead):
+        for reply in (groups, pending, dead):
             if isinstance(reply, Exception):
                 raise reply
         ours = next(group for group in map(to_dict, groups) if as_str(group["name"]) == self.group)
         after = f"({as_str(ours['last-delivered-id'])}"
         [fresh] = yield [("XRANGE", self.stream, after, "+", "COUNT", COUNTED)]
-        available = {entry for entry, consumer, *_ in over if as_str(consumer) != WAITING}
-        holders = [as_str(consumer) for entry, consumer, *_ in pending if entry not in available]
-        delayed = holders.count(self.parked) + holders.count(WAITING)
+        holders = [as_str(consumer) for _, consumer, idle, _ in pending if not self._is_free(consumer, idle)]
+        delayed = holders.count(scripts.DELAYED) + holders.count(WAITING)
         return {
-            "ready": len(fresh) + len(available),
+            "ready": len(fresh) + len(pending) - len(holders),
             "leased": len(holders) - delayed,
             "delayed": delayed,
             "dead": dead,
         }
+
+    def _is_free(self, consumer: bytes, idle: int) -> bool:
+        name = as_str(consumer)
+        return name != WAITING and idle >= (scripts.AGES if name == scripts.DELAYED else self._lease_ms)
 
     def dead_letters(self, limit: int) -> Exchange:
         [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]

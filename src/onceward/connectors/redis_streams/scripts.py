@@ -1,8 +1,9 @@
 """What must happen atomically, as Lua that runs inside Redis. Works with Redis 6.2 and later.
 
 Entry id, consumer and delivery count identify a delivery; a script touches a pending entry only while all three
-are still the caller's. A lease is an idle time: an entry idle for `lease` or longer is free to be claimed. So
-giving back is claiming with a large idle time, and a delay is claiming with one that is too small by the delay.
+are still the caller's. A lease is an idle time: an entry idle for `lease` or longer is free to be claimed. What
+is given back, or waits for its next delivery, is held by `delayed`, which is nobody. It is free once it is idle for
+ages, more than three years: so a delay is claiming it with an idle time that is too small by the delay.
 
 A hash keeps the failures as lines of JSON, by entry id: deliveries minus failures is how often an entry was lost.
 
@@ -20,9 +21,12 @@ What follows `-- in lines:` runs only in groups that keep order: see `line_scrip
 """
 
 POSITION = """
+local function is_denied(reply)
+    return reply.err and (string.find(reply.err, 'permission') or string.find(reply.err, "can't run this command"))
+end
 local function position(stream, group)
     local groups, found = redis.pcall('XINFO', 'GROUPS', stream), nil
-    if groups.err then return nil, 0 end
+    if groups.err then return nil, 0, is_denied(groups) end
     for _, each in ipairs(groups) do
         if each[2] == group then
             for i = 1, #each, 2 do
@@ -33,7 +37,29 @@ local function position(stream, group)
     return found, #groups
 end
 """
-"""Returns the last entry that the group has delivered, nil if there is no group, and how many groups there are."""
+"""Returns the last entry that the group has delivered, nil if there is no group, how many groups there are, and true
+if this user may not know."""
+
+DELAYED = "delayed"
+"""The consumer that holds the entries that are given back, or wait for their next delivery."""
+AGES = 100_000_000_000
+"""Milliseconds, as in the scripts."""
+
+IDLE = """
+local AGES = 100000000000
+local function least_idle(name, lease) return name == 'delayed' and AGES or lease end
+local function left_of(pending, lease)
+    local name, idle = pending[2], pending[3]
+    if name ~= 'delayed' and idle >= AGES then idle = idle - AGES end
+    return math.max(least_idle(name, lease) - idle, 0)
+end
+local function delay(stream, group, id, milliseconds, deliveries)
+    local idle = math.max(AGES - milliseconds, 0)
+    redis.call('XCLAIM', stream, group, 'delayed', 0, id, 'IDLE', idle, 'RETRYCOUNT', deliveries, 'JUSTID')
+end
+"""
+"""`left_of`: the milliseconds until a pending entry is free to be claimed. What waits in line looks as if nobody had
+touched it for ages longer. `delay`: nobody has it, and it is free after that time."""
 
 _COUNT_ENDED = """
 local function end_entries(stream, group, tally, ids, first)
@@ -80,12 +106,15 @@ MAKE_GROUP = (
     + _APPENDED
     + """
 local stream, tally, moved, group = KEYS[1], KEYS[4], KEYS[5], ARGV[1]
-local at, groups = position(stream, group)
+local at, groups, is_hidden = position(stream, group)
+if is_hidden then
+    return redis.error_reply('NOPERM this user may not look up groups; it needs XINFO for stream ' .. stream)
+end
 local is_new = not at
 if is_new then
     if redis.call('EXISTS', stream) == 0 then note_new_stream(tally) end
     local made = redis.pcall('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM')
-    if made.err and (string.find(made.err, 'permission') or string.find(made.err, "can't run this command")) then
+    if is_denied(made) then
         return redis.error_reply('NOPERM this user may not create the group ' .. group .. ' of stream ' .. stream)
     end
     if made.err then return made end
@@ -149,7 +178,7 @@ SERVE = (
     _BURY
     + """
 local stream, history_key, dead_key, tally = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local group, consumer, lease = ARGV[1], ARGV[2], ARGV[3]
+local group, consumer, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local count, suspect_after, max_deliveries = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local most_lost, counts_lost = tonumber(ARGV[7]), ARGV[8] == '1'
 local served, buried = {}, {}
@@ -181,30 +210,64 @@ end
 )
 """`serve`: take a pending entry, or bury it if it cannot be delivered. Returns why no more can be taken, if so."""
 
-CLAIM = (
+SERVE_FREE = (
     SERVE
+    + IDLE
     + """
-local from = '-'
-repeat
-    local pending = redis.call('XPENDING', stream, group, 'IDLE', lease, from, '+', count)
-    for _, each in ipairs(pending) do
-        from = '(' .. each[1]
-        local full = serve(each, count)
-        if full then return {served, buried, full == 'alone' and 1 or 0} end
-    end
-until #pending == 0
-return {served, buried, 0}
+local function numbers_in(id)
+    local time, number = string.match(id, '^(%d+)-(%d+)$')
+    return tonumber(time), tonumber(number)
+end
+local function is_older(one, other)
+    local time, number = numbers_in(one[1])
+    local other_time, other_number = numbers_in(other[1])
+    return time < other_time or (time == other_time and number < other_number)
+end
+local function serve_free(most, passed_over)
+    local from, found = {}, nil
+    repeat
+        found = {}
+        local holders = redis.call('XPENDING', stream, group)[4] or {}
+        local share = math.floor(most / math.max(#holders, 1)) + 1
+        for _, holder in ipairs(holders) do
+            local name = holder[1]
+            local idle, first = least_idle(name, lease), from[name] or '-'
+            local page = name ~= passed_over
+                and redis.call('XPENDING', stream, group, 'IDLE', idle, first, '+', share, name) or {}
+            for _, each in ipairs(page) do
+                from[name] = '(' .. each[1]
+                found[#found + 1] = each
+            end
+        end
+        table.sort(found, is_older)
+        for _, each in ipairs(found) do
+            local full = left_of(each, lease) == 0 and serve(each, most)
+            if full then return full end
+        end
+    until #found == 0
+end
 """
 )
-"""Take up to `count` entries whose lease has expired. Bury entries that cannot be delivered on the way."""
+"""`serve_free`: `serve` entries whose lease or delay is over, except those of one consumer. It asks for each consumer,
+since Redis can pass over what is not free only by one idle time. Of each it takes a share, and the oldest first."""
+
+CLAIM = (
+    SERVE_FREE
+    + """
+local full = serve_free(count)
+return {served, buried, full == 'alone' and 1 or 0}
+"""
+)
+"""Take up to `count` entries whose lease or delay is over. Bury entries that cannot be delivered on the way."""
 
 SETTLE = (
     _BURY
+    + IDLE
     + """
 local stream, history_key, dead_key, tally = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local group, consumer, parked, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local group, consumer = ARGV[1], ARGV[2]
 local lost, buried, done, held = {}, {}, {}, {}
-local endings = cmsgpack.unpack(ARGV[5])
+local endings = cmsgpack.unpack(ARGV[3])
 for _, each in ipairs(redis.call('XPENDING', stream, group, '-', '+', 1000000, consumer)) do
     held[each[1]] = each[4]
 end
@@ -229,12 +292,10 @@ for _, each in ipairs(endings) do
     elseif verdict == 'extend' then
         redis.call('XCLAIM', stream, group, consumer, 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries, 'JUSTID')
     elseif verdict == 'return' then
-        local idle = math.max(lease - each[4], 0)
-        redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', idle, 'RETRYCOUNT', deliveries - 1, 'JUSTID')
+        delay(stream, group, id, each[4], deliveries - 1)
     elseif verdict == 'delay' then
         note(id, each[6])
-        local idle = math.max(lease - each[4], 0)
-        redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', idle, 'RETRYCOUNT', deliveries, 'JUSTID')
+        delay(stream, group, id, each[4], deliveries)
     else
         note(id, each[6])
         bury(stream, group, history_key, dead_key, tally, id, each[4], '', each[5], deliveries)
@@ -292,13 +353,14 @@ takes as long as appending an entry."""
 
 NEXT_DUE = (
     POSITION
+    + IDLE
     + """
 local stream, group, lease, most = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local after = position(stream, group)
 if not after then return {'', 0} end
 local pending, due = redis.call('XPENDING', stream, group, '-', '+', most), -1
 for _, each in ipairs(pending) do
-    local left = math.max(lease - each[3], 0)
+    local left = left_of(each, lease)
     if due < 0 or left < due then due = left end
 end
 if #pending == most then due = math.min(due, 1000) end
@@ -329,21 +391,26 @@ if first then redis.call('ZREMRANGEBYSCORE', moved, '-inf', '(' .. string.match(
 """Remove dead letters that were moved elsewhere or are done, and remember the entries of those that were moved as long
 as the stream has them."""
 
-HASTEN = """
-local stream, group, parked, lease = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-for at = 4, #ARGV do
-    local is_there = redis.call('XRANGE', stream, ARGV[at], ARGV[at])[1]
-    for _, entry in ipairs(is_there and redis.call('XPENDING', stream, group, ARGV[at], ARGV[at], 1, parked) or {}) do
-        redis.call('XCLAIM', stream, group, parked, 0, ARGV[at], 'IDLE', lease, 'RETRYCOUNT', entry[4], 'JUSTID')
+HASTEN = (
+    IDLE
+    + """
+local stream, group = KEYS[1], ARGV[1]
+for at = 2, #ARGV do
+    local id = ARGV[at]
+    local is_there = redis.call('XRANGE', stream, id, id)[1]
+    for _, entry in ipairs(is_there and redis.call('XPENDING', stream, group, id, id, 1, 'delayed') or {}) do
+        delay(stream, group, id, 0, entry[4])
     end
 end
 return 0
 """
+)
 """End the delays of entries that nobody holds. Trimmed ones stay: see `SETTLE`."""
 
-RELEASE = """
-local stream = KEYS[1]
-local group, owner, parked, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+RELEASE = (
+    IDLE
+    + """
+local stream, group, owner = KEYS[1], ARGV[1], ARGV[2]
 local consumers, released = redis.pcall('XINFO', 'CONSUMERS', stream, group), 0
 if consumers.err then return 0 end
 for _, each in ipairs(consumers) do
@@ -351,17 +418,17 @@ for _, each in ipairs(consumers) do
     if string.sub(name, 1, -14) == owner then
         for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', 1000000, name)) do
             if redis.call('XRANGE', stream, entry[1], entry[1])[1] then
-                local id, deliveries = entry[1], entry[4]
-                redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', lease, 'RETRYCOUNT', deliveries, 'JUSTID')
+                delay(stream, group, entry[1], 0, entry[4])
                 released = released + 1
             else
                 left = true
             end
         end
-        if not left then redis.call('XGROUP', 'DELCONSUMER', stream, group, name) end
+        if not left then redis.pcall('XGROUP', 'DELCONSUMER', stream, group, name) end
     end
 end
 return released
 """
+)
 """Free the entries of all consumers of an owner (its name and 13 characters); their deliveries count as lost. Trimmed
 ones stay: see `SETTLE`."""

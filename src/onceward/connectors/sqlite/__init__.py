@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING, Any
 
 from onceward.connectors.sqlite.connector import AsyncSqliteConnector, SqliteConnector
-from onceward.connectors.sqlite.store import DatabaseBusyError
+from onceward.connectors.sqlite.database import DatabaseBusyError
 
 if TYPE_CHECKING:
     from onceward.connectors.sqlite.join import append_in

@@ -13,7 +13,8 @@ from onceward.connectors.background import BackgroundConnector
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.connectors.leases import FETCH_WAIT, WRITE_WAIT, LeasingConnector, seconds_until_due
 from onceward.connectors.owners import tokens_of
-from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
+from onceward.connectors.sqlite.database import Synchronous
+from onceward.connectors.sqlite.store import SqliteLeaseStore
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Transaction
 

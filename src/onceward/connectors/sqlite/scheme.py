@@ -23,11 +23,12 @@ from onceward.connectors.reports import (
     SourceCounts,
     SourceFacts,
     Survives,
+    explain_unlisted,
 )
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting
 from onceward.connectors.sqlite import statements as sql
 from onceward.connectors.sqlite.connector import AsyncSqliteConnector, SqliteConnector
-from onceward.connectors.sqlite.store import Synchronous
+from onceward.connectors.sqlite.database import Synchronous
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -133,9 +134,8 @@ def counts(address: Address) -> SourceCounts:
             return SourceCounts(**tallies, messages=Messages([], [], _held(connection), ended))
         listed = _list(connection)
         unlisted = tallies["done"] + tallies["moved"] - len(listed.done) - len(listed.moved)
-        lost = unlisted - listed.forgotten.total
-        why_unknown = f"{lost:,} ids of messages that ended were removed from the queue's file"
-        return SourceCounts(**tallies, messages=listed, unknown=(why_unknown,) if lost else ())
+        why_unknown = explain_unlisted(unlisted - listed.forgotten.total, "the queue's file")
+        return SourceCounts(**tallies, messages=listed, unknown=why_unknown)
 
 
 def backlog(address: Address) -> SourceBacklog:

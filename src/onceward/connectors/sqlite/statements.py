@@ -71,7 +71,7 @@ CLOCK = """
 """
 """The clock of the queue is the time since the machine started plus `ahead`, which made it the wall clock at `since`.
 So it is the same in all processes, and nobody can set it. `boot` names the start of the machine: after another one,
-the clock continues from the wall clock, and those who held leases are gone."""
+the clock continues from the wall clock, and the holders of leases are gone."""
 
 SCHEMA = (
     """
