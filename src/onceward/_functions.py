@@ -124,6 +124,17 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(code_of(function))
 
 
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Whether it can be called with one value, as far as that can be known: some builtins have no signature."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
 def awaiting(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Make an asyncio function that raises if its code has not run when it returns."""
 

@@ -70,7 +70,7 @@ class SourceCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Middleware:
-    """Derive from it and override what you need. One instance serves every call of every task that lists it."""
+    """Subclass it and override what you need. One instance serves every call of every task that lists it."""
 
     name: str = ""
     """Shown by `onceward explain --verbose`; defaults to the class name."""

@@ -14,6 +14,9 @@ import msgspec
 _MOST_PROBLEMS = 10
 """Listed in one message; the rest is counted."""
 
+_WITHOUT_FIELDS = (str, int, float, bytes, list, tuple, set, frozenset)
+"""Types of payloads, or of their fields."""
+
 _AT = re.compile(r" - at `((?:key in )?\$[^`]*)`$")
 """The path at the end of msgspec's messages: field names; keys that are data appear as `[...]`."""
 _QUOTED = re.compile(r"(Invalid (?:enum )?value) .*", re.DOTALL)
@@ -119,15 +122,58 @@ def payload_names(model: type) -> dict[str, tuple[str, ...]]:
     return {name: (name,) for name in _hints(model)}
 
 
-def as_plain_data(value: Any) -> Any:
-    """Return a payload as plain data: models exist only in the functions at both ends."""
-    return msgspec.to_builtins(value, enc_hook=_dump)
+def field_problem(model: Any, path: str, what: str = "its payload") -> str | None:
+    """Why no payload of this type can have the field; None if one can, or if that is not known."""
+    field, _, inside = path.partition(".")
+    plain = typing.get_origin(model) or model
+    if isinstance(plain, type) and issubclass(plain, _WITHOUT_FIELDS):
+        return f"{what} is {plain.__name__}, which has no fields"
+    known = payload_names(model) if is_model(model) else {}
+    if not known:
+        return None
+    if field not in known and (what == "its payload" or not any(field in names for names in known.values())):
+        return f"{model.__qualname__} has no such field; it has {', '.join(known)}"
+    return field_problem(_hints(model).get(field), inside, repr(field)) if inside else None
+
+
+def as_plain_data(payload: Any) -> Any:
+    """Return it as plain data: models exist only in the functions at both ends.
+
+    A set becomes a sorted list: its own order is another one in each process, and a copy must be equal.
+    """
+    if type(payload) is dict:
+        try:  # most are plain already, and what has to be converted takes much longer
+            plain = msgspec.to_builtins(payload)
+            if plain == payload:
+                return plain
+        except TypeError:
+            pass
+    try:
+        return msgspec.to_builtins(payload, enc_hook=_dump, order="deterministic")
+    except TypeError:  # it cannot be sent, or has keys or a set that cannot be sorted
+        return msgspec.to_builtins(payload, enc_hook=_dump)
 
 
 def _dump(value: Any) -> Any:
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        return _with_sets_in_order(value.model_dump(mode="json"), value.model_dump())
     raise TypeError(f"{type(value).__qualname__} cannot be sent; a payload must be plain data or a model")
+
+
+def _with_sets_in_order(plain: Any, dumped: Any) -> Any:
+    """Sort the lists that pydantic has made of sets. `dumped` has the sets."""
+    if isinstance(plain, dict) and isinstance(dumped, dict) and len(plain) == len(dumped):
+        pairs = zip(plain.items(), dumped.values(), strict=True)
+        return {key: _with_sets_in_order(value, other) for (key, value), other in pairs}
+    if isinstance(plain, list):
+        if isinstance(dumped, set | frozenset):
+            try:
+                return sorted(plain)
+            except TypeError:
+                return sorted(plain, key=msgspec.msgpack.encode)
+        if isinstance(dumped, list | tuple) and len(plain) == len(dumped):
+            return [*map(_with_sets_in_order, plain, dumped)]
+    return plain
 
 
 # ── inspecting models ───────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
@@ -30,10 +31,6 @@ class ReadOnlyDict(dict[str, Any]):
 _EMPTY: Mapping[str, Any] = ReadOnlyDict()
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 def _in_utc(value: Any) -> datetime:
     if not isinstance(value, datetime):
         raise TypeError(f"a transaction's created_at must be a datetime, not {type(value).__name__}")
@@ -53,7 +50,7 @@ class Transaction(msgspec.Struct, frozen=True, weakref=True):
     id: str = msgspec.field(default_factory=new_id)
     payload: Any = None
     metadata: Mapping[str, Any] = _EMPTY
-    created_at: datetime = msgspec.field(default_factory=_now)
+    created_at: datetime = msgspec.field(default_factory=partial(datetime.now, UTC))
     source: str | None = None
     correlation_id: str | None = None
     parent_id: str | None = None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from onceward._text import driver_message
+from onceward._text import driver_message, quantity
 from onceward.db.transaction import DbTransaction, regardless
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
@@ -53,7 +53,7 @@ class Company(IntEnum):
     """It is alone in its process."""
 
 
-class Start(NamedTuple):
+class Start(msgspec.Struct, frozen=True):
     token: int
     """The number of this start, unique among the starts of the event."""
 
@@ -375,7 +375,8 @@ def with_token(event: Event, start: Start, *, own: bool = False) -> Event:
 
 def poisoned(key: Key, starts: int) -> ContractError:
     return ContractError(
-        f"it was started {starts} times without ever ending, as if it killed its processes; it is not started again",
+        f"it was started {quantity(starts, 'time')} without ever ending, as if it killed its processes; it is not "
+        "started again",
         Breach.POISON,
         key.tracking_id,
     )

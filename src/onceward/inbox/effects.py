@@ -28,6 +28,7 @@ from onceward.inbox.errors import (
     LeaseLostError,
 )
 from onceward.inbox.ports import InboxPorts
+from onceward.inbox.sessions.rules import calling
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Effect, Key
 from onceward.task.cancellation import on_cancel, raise_if_cancelled
@@ -140,6 +141,8 @@ class Ledger:
         self._ports = ports
         self._claim = claim
         self._lease = lease
+        self.check_call: Callable[[], None] = lambda: None
+        """Raises if the call has done what only the handler may do."""
         self._used: dict[str, object] = {}
         self._refused: ContractError | None = None
         self._generation = forks.generation
@@ -212,13 +215,23 @@ class Ledger:
     ) -> Any:
         try:
             with nullcontext() if cancel is None else on_cancel(cancel):
-                return await self._ports.call(call, key)
+                return await self._run(call, key)
         except Exception as error:
             raised = getattr(error, "raised", error)
             if not isinstance(raised, EffectRefused):
                 # The effect may have happened: a timeout says nothing about the other side.
                 await self._note("why it is in doubt", self._store.doubt_effect, name, text_of(raised))
             raise
+
+    async def _run(self, function: Callable[[str], Any], key: str) -> Any:
+        """Run user code that speaks to the outside world."""
+        before = calling.set((*calling.get(), self._claim))
+        try:
+            result = await self._ports.call(function, key)
+            self.check_call()
+            return result
+        finally:
+            calling.reset(before)
 
     async def _intend(self, name: str, valid_for: float | None) -> Effect:
         token, key = self._claim.token, key_of(self._claim, name)
@@ -253,7 +266,7 @@ class Ledger:
                 tracking_id,
             )
             return NOT_DONE
-        answer = await self._ports.call(reconcile, written.key)
+        answer = await self._run(reconcile, written.key)
         if answer is not NOT_DONE and not isinstance(answer, Done):
             raise EffectInDoubtError(
                 f"whether effect {name!r} of event {tracking_id} has happened is unknown: reconcile returned "

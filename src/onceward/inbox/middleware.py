@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward._coroutines import all_awaited
+from onceward._coroutines import all_awaited, ending
 from onceward._sync import Raised
 from onceward.errors import ConfigurationError
 from onceward.inbox.attempts import End, Start
@@ -27,6 +27,7 @@ from onceward.inbox.sessions.acknowledgment import JointSource
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
 from onceward.task.call import NOT_DEFINED
+from onceward.task.exceptions import postponement_of
 from onceward.task.guards.receipt import sign
 from onceward.task.work import DUPLICATE
 from onceward.telemetry.context import current_work
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 
-class Expected(NamedTuple):
+class Expected(msgspec.Struct, frozen=True):
     """A fetched transaction whose start has been recorded."""
 
     transaction: Transaction
@@ -201,20 +202,15 @@ class ContractKeeper(Middleware):
             given = _with_payload_of(transaction, current)
             return self._handle([given] if self._batches else given, session)
 
-        _, event, key, start = self._expected.get(id(transaction)) or (
-            None,
-            Event.of(transaction),
-            None,
-            None,
-        )
+        expected = self._expected.get(id(transaction))
         work: Any = current_work.get()
         attempt = EventAttempt(
             self._contract,
-            event,
+            Event.of(transaction) if expected is None else expected.event,
             handle,
             metrics=self._metrics,
-            key=key,
-            start=start,
+            key=None if expected is None else expected.key,
+            start=None if expected is None else expected.start,
             departure=self._source.departure_of(transaction),
             traced=work is None or work.plan.watch is not None,
         )
@@ -231,11 +227,11 @@ class ContractKeeper(Middleware):
     async def _handle(self, given: Any, session: Any) -> Any:
         try:
             with all_awaited():
-                return await self._call(given, session)
+                return await ending(self._call(given, session))
         except Raised:
             raise
         except Exception as error:
-            raise Raised(error) from error
+            raise Raised(postponement_of(error) or error) from error
 
     def wrap_source(self, source: SourceCalls) -> SourceCalls:
         ledger, availability = self._processor.ledger, self._processor.availability

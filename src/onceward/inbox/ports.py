@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import Engine
 
-from onceward._coroutines import all_awaited
+from onceward._coroutines import all_awaited, ending
 from onceward._functions import awaiting, check_result, name_of
 from onceward._process.forks import UserCode
 from onceward._sync import Raised
@@ -20,6 +20,7 @@ from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
 from onceward.inbox.sessions.doubts import UnsettledEffects
 from onceward.inbox.sessions.rules import Sends
 from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
+from onceward.task.exceptions import postponement_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -75,7 +76,7 @@ class BlockingInboxPorts(BlockingStoragePorts):
             with all_awaited(), UserCode(name_of(function)):
                 return check_result(function(*args), function)
         except Exception as error:
-            raise Raised(error) from error
+            raise Raised(postponement_of(error) or error) from error
 
 
 class AsyncInboxPorts(AsyncStoragePorts):
@@ -120,9 +121,9 @@ class AsyncInboxPorts(AsyncStoragePorts):
         """User code. What it raises comes as `Raised`."""
         try:
             with all_awaited():
-                return await awaiting(function)(*args)
+                return await ending(awaiting(function)(*args))
         except Exception as error:
-            raise Raised(error) from error
+            raise Raised(postponement_of(error) or error) from error
 
 
 InboxPorts = BlockingInboxPorts | AsyncInboxPorts

@@ -14,6 +14,7 @@ from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.storage import migrations
 from onceward.storage.database import check_tables
+from onceward.storage.privileges import writing_our_tables
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
@@ -38,7 +39,8 @@ class Registry:
 
     async def register(self, contract: Contract) -> None:
         """Record the contract, replacing an earlier one."""
-        await self._ports.transact(self._store.register, contract.consumer_id, contract.as_row())
+        with writing_our_tables():
+            await self._ports.transact(self._store.register, contract.consumer_id, contract.as_row())
 
     async def unregister(self, consumer_id: str) -> bool:
         self._checked.discard(consumer_id)

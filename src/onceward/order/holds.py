@@ -64,9 +64,14 @@ class HoldReader:
         self._rows = Sql(ports.dialect.name, clock)
         self._consumer = consumer_id
         self._most = most
+        self._glance = ports.glance(f"SELECT 1 {_OF_CONSUMER} LIMIT 1", {"consumer": consumer_id})
 
     async def read(self) -> HeldKeys:
         """The oldest letters that hold a key; a few more than may be, and not all of them."""
+        if self._glance is not None:  # this is asked for every fetch, and usually there are none
+            self._ports.check_database()
+            if self._glance.finds() is False:
+                return NOTHING_HELD
 
         def read(connection: Any) -> list[Any]:
             values = {"consumer": self._consumer, "most": 2 * self._most}
@@ -111,17 +116,19 @@ def read_lines(connection: Connection, rows: Sql, consumer: str, most: int) -> l
     return [msgspec.convert(dict(row), HeldLine, strict=False) for row in found]
 
 
-_LINES = """
+_OF_CONSUMER = """
+    FROM onceward_dead_letters
+    WHERE consumer = :consumer AND order_key IS NOT NULL AND status IN ('open', 'redriven')
+"""
+_LINES = f"""
     SELECT order_key, min(id) AS letter, count(*) AS letters, min(died_at) AS died_at,
         (SELECT waiting FROM onceward_held_keys AS k
             WHERE k.consumer = :consumer AND k.order_key = onceward_dead_letters.order_key) AS waiting
-    FROM onceward_dead_letters
-    WHERE consumer = :consumer AND order_key IS NOT NULL AND status IN ('open', 'redriven')
+    {_OF_CONSUMER}
     GROUP BY order_key ORDER BY min(id) LIMIT :most
 """
-_HOLDERS = """
-    SELECT id, order_key, message_id, {now} - died_at AS seconds FROM onceward_dead_letters
-    WHERE consumer = :consumer AND order_key IS NOT NULL AND status IN ('open', 'redriven')
+_HOLDERS = f"""
+    SELECT id, order_key, message_id, {{now}} - died_at AS seconds {_OF_CONSUMER}
     ORDER BY id LIMIT :most
 """
 _FORGET = "DELETE FROM onceward_held_keys WHERE consumer = :consumer"

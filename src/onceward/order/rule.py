@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from uuid import UUID
 
 import msgspec
 
-from onceward._functions import is_async
+from onceward._functions import is_async, takes_one, yields
 from onceward._text import storable
 from onceward.errors import ConfigurationError
+from onceward.models import field_problem, is_model, payload_names
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class OrderRule(msgspec.Struct, frozen=True):
     by: OrderBy
     on_dead: OnDead = "hold"
     most_held: int = MOST_HELD
+    aliases: tuple[str, ...] = ()
+    """What payloads may call the field, if the model calls it otherwise."""
 
     @property
     def holds(self) -> bool:
@@ -72,10 +74,11 @@ class OrderRule(msgspec.Struct, frozen=True):
     def find_key(self, transaction: Transaction) -> str:
         """The key of an event, or raise `NoKey` with the reason why it has none."""
         by, payload = self.by, transaction.payload
-        is_plain = (
-            type(by) is str and type(payload) is dict and "." not in by
-        )  # usually; this runs for every event
+        # This runs for every event, and usually the key is a field of a dict.
+        is_plain = type(by) is str and type(payload) is dict and "." not in by
         found = payload.get(by) if is_plain else self._value_in(payload)
+        if found is None and self.aliases:
+            found = self._value_by_alias(payload)
         kind = type(found)
         if kind is str or kind is int:
             key = str(found)
@@ -96,15 +99,31 @@ class OrderRule(msgspec.Struct, frozen=True):
                 return by(payload)
             except Exception as error:
                 raise NoKey(f"{self.name} raised {type(error).__name__}") from error
-        found = payload
-        for part in by.split("."):
-            is_mapping = type(found) is dict or isinstance(found, Mapping)  # the second is slow
-            found = found.get(part) if is_mapping else getattr(found, part, None)
-        return found
+        return _value_at(by, payload)
+
+    def _value_by_alias(self, payload: Any) -> Any:
+        assert isinstance(self.by, str)
+        _, dot, rest = self.by.partition(".")
+        values = (_value_at(alias + dot + rest, payload) for alias in self.aliases)
+        return next((each for each in values if each is not None), None)
+
+
+def _value_at(path: str, payload: Any) -> Any:
+    found = payload
+    for part in path.split("."):
+        is_mapping = type(found) is dict or isinstance(found, Mapping)  # the second is slow
+        found = found.get(part) if is_mapping else getattr(found, part, None)
+    return found
 
 
 def check_order(
-    order_by: Any, on_dead: Any, most_held: Any, contract: Contract | None, source: Address, consumer: str
+    order_by: Any,
+    on_dead: Any,
+    most_held: Any,
+    contract: Contract | None,
+    source: Address,
+    consumer: str,
+    model: Any = None,
 ) -> OrderRule | None:
     """Refuse what cannot be, with the remedy. None if the consumer asks for no order."""
     if order_by is None:
@@ -141,7 +160,20 @@ def check_order(
             "Use a queue in SQLite, PostgreSQL or Redis, or a boundary; or number the events and use "
             "Contract(sequencing='strict')"
         )
-    return OrderRule(order_by, on_dead, most_held)
+    return OrderRule(order_by, on_dead, most_held, _aliases_of(order_by, consumer, model))
+
+
+def _aliases_of(order_by: Any, consumer: str, model: Any) -> tuple[str, ...]:
+    """What payloads may call the field. Raises `ConfigurationError` if payloads of this model cannot have it."""
+    if not isinstance(order_by, str):
+        return ()
+    if problem := field_problem(model, order_by):
+        raise ConfigurationError(
+            f"{consumer} has order_by={order_by!r}, but {problem} (order_by may also be a function of the payload)"
+        )
+    field = order_by.partition(".")[0]
+    names = payload_names(model).get(field, ()) if is_model(model) else ()
+    return tuple(each for each in names if each != field)
 
 
 def _check_key(order_by: Any, consumer: str) -> None:
@@ -157,13 +189,11 @@ def _check_key(order_by: Any, consumer: str) -> None:
             f"{consumer}: order_by must be the name of a field or a function of the payload, not "
             f"{type(order_by).__name__}"
         )
-    if is_async(order_by):
-        raise ConfigurationError(f"{consumer}: order_by must be a plain function, not `async def`")
-    try:
-        inspect.signature(order_by).bind(None)
-    except TypeError:
+    if is_async(order_by) or yields(order_by):
+        raise ConfigurationError(
+            f"{consumer}: order_by must be a plain function, not `async def`, and have no `yield`"
+        )
+    if not takes_one(order_by):
         raise ConfigurationError(
             f"{consumer}: the function for order_by gets one argument, the payload, which {order_by!r} does not take"
-        ) from None
-    except ValueError:
-        pass  # a builtin without a signature
+        )

@@ -89,7 +89,6 @@ class Call:
     """One consume or produce call, from assembly to report."""
 
     def __init__(self, task: BaseTask, wiring: Wiring) -> None:
-
         self.task = task
         self.wiring = wiring
         self.now = task.clock.now
@@ -109,7 +108,7 @@ class Call:
         )
         self.context = contextvars.copy_context()
         self.nested = current_attempt.get() is not None
-        self.context.run(current_attempt.set, None)
+        self.context.run(current_attempt.follow_work)
         self.stops_before = task._engine.stops_obeyed
         self.stuck_asking = False
         self.ports: BlockingPorts | AsyncPorts
@@ -129,6 +128,7 @@ class Call:
         plan = CallPlan(
             task=task.name,
             main=self._wrap(wiring.main),
+            token_of=ports.deadlines.token_of,
             success=self._wrap(wiring.success),
             exception=self._wrap(wiring.exception),
             transaction_timeout=wiring.policy.loop.transaction_timeout,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from onceward.task.cancellation import CancelToken
 from onceward.task.script import ENDING, Failed, TimeLimit
-from onceward.task.work import Life, Work
+from onceward.task.work import ENDED, Life, Work
 
 
 def first_limit(work: Work, timeout: float | None, now: float) -> tuple[float, TimeLimit]:
@@ -73,6 +73,13 @@ class TaskTry(Try, eq=False, kw_only=True):
         return True
 
 
+def forget_token(this: Try) -> None:
+    """An attempt has ended: its life does not refer to it any more, or only the garbage collector could free them. What
+    it leaves running still sees that it was cut off."""
+    if isinstance(this.work, Life) and not this.expired:
+        this.work.marks = None
+
+
 class RunningAttempt(NamedTuple):
     """An attempt that runs now, for operators."""
 
@@ -89,8 +96,16 @@ class RunningAttempt(NamedTuple):
 class Deadlines:
     """The attempts in flight, by the thread or task they run in."""
 
-    def __init__(self, stuck_grace: float, on_expiry: Callable[[Work, TimeLimit], None]) -> None:
-        self.tries: dict[Any, Try] = {}
+    def __init__(
+        self,
+        stuck_grace: float,
+        on_expiry: Callable[[Work, TimeLimit], None],
+        make: Callable[[Life], Try],
+    ) -> None:
+        """`make` makes the token of a life that has none."""
+        self._make = make
+        self.tries: dict[Any, Try | Life] = {}
+        """A life stands for a first attempt without a time limit: see `Life.marks`."""
         self.watch_at = inf
         """An attempt due before this must poke the watchdog."""
         self._stuck_grace = stuck_grace
@@ -102,9 +117,21 @@ class Deadlines:
         """The attempts at transactions that run now, with the stack of each. From any thread."""
         return [
             _describe(this.work, this, partial(stack_of, this))
-            for this in list(self.tries.values())
-            if isinstance(this.work, Life)
+            for this in map(self._opened, list(self.tries.values()))
+            if this is not None and isinstance(this.work, Life)
         ]
+
+    def token_of(self, life: Life) -> Try | None:
+        """The token of a first attempt that may not have one yet; None if it has ended without one. From any thread."""
+        marks = life.marks
+        if marks is None:
+            return None
+        if not marks:
+            marks.append(self._make(life))
+        return None if marks[0] is ENDED else marks[0]
+
+    def _opened(self, this: Try | Life) -> Try | None:
+        return self.token_of(this) if isinstance(this, Life) else this
 
     def check(self, now: float) -> float:
         """Act on what is due, and return when to check next."""
@@ -113,7 +140,10 @@ class Deadlines:
         nearest = inf
         if self.hurried:
             self._cut_off(now)
-        for this in list(self.tries.values()):
+        for each in list(self.tries.values()):
+            this = each if not isinstance(each, Life) else self.token_of(each) if each.marks else None
+            if this is None:
+                continue
             if this.due <= now:
                 self._act(this, now)
             nearest = min(nearest, this.due)
@@ -123,7 +153,7 @@ class Deadlines:
     def forgive(self, seconds: float) -> None:
         """Give this time back to every attempt that is running."""
         for this in self.tries.values():
-            if this.limit not in ENDING:
+            if not isinstance(this, Life) and this.limit not in ENDING:
                 this.due += seconds
 
     def hurry(self) -> None:
@@ -137,9 +167,9 @@ class Deadlines:
         return Failed(None, TimeLimit.HURRY)
 
     def _cut_off(self, now: float) -> None:
-        for this in list(self.tries.values()):
+        for this in map(self._opened, list(self.tries.values())):
             # Calls to the source may finish.
-            if not this.expired and type(this.work) is Life:
+            if this is not None and not this.expired and type(this.work) is Life:
                 this.limit, this.due = TimeLimit.HURRY, now
 
     def _act(self, this: Try, now: float) -> None:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 OF_ITS_CLASS: Any = object()
 """No category was given: the one of the class applies."""
+DEEPEST_GROUP = 20
+"""Groups inside of each other that are looked into."""
+LEAST_POSTPONEMENT = 0.1
+"""Seconds. A transaction that is always postponed without a delay would keep a CPU busy."""
 LONGEST_POSTPONEMENT = 86400.0
 """Seconds. Anything that must wait longer belongs in a schedule, not in a queue."""
 
@@ -150,6 +154,38 @@ class Postponed(OncewardError):
                 f"delay must be a number of seconds from 0 to {LONGEST_POSTPONEMENT:g}, not {delay!r}"
             )
         self.delay = delay
+
+
+def delay_of(error: Postponed) -> float:
+    """Its delay, within bounds; the usual one if user code has set something that is not a number."""
+    try:
+        delay = float(error.delay)
+    except Exception:  # noqa: BLE001  an attribute of user code
+        delay = Postponed.delay
+    return min(max(LEAST_POSTPONEMENT, delay), LONGEST_POSTPONEMENT)  # in this order because of NaN
+
+
+def postponement_of(error: BaseException) -> Postponed | None:
+    """The postponement that an error asks for: itself, or the longest in a group, such as `asyncio.TaskGroup` raises,
+    if nothing else is in it. None if it is a failure."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error if isinstance(error, Postponed) else None
+    asked = _postponements_in(error, DEEPEST_GROUP)
+    longest = max(asked, key=delay_of, default=None)
+    return None if longest is None else Postponed(str(longest), delay_of(longest))
+
+
+def _postponements_in(group: BaseExceptionGroup[Any], depth: int) -> list[Postponed]:
+    """All that it consists of; nothing if anything else is in it."""
+    found: list[Postponed] = []
+    for each in group.exceptions:
+        more = [each] if isinstance(each, Postponed) else []
+        if isinstance(each, BaseExceptionGroup) and depth:
+            more = _postponements_in(each, depth - 1)
+        if not more:
+            return []
+        found += more
+    return found
 
 
 class LoopError(OncewardError):

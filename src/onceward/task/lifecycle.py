@@ -36,12 +36,12 @@ from onceward._functions import explain_unrun, has_run, name_of
 from onceward._process.forks import end_child, forks
 from onceward.backoff import Backoff
 from onceward.task.exceptions import (
-    LONGEST_POSTPONEMENT,
     ExceptionCategory,
     IOGuardError,
     Postponed,
     TransactionException,
     UnawaitedError,
+    delay_of,
     failure_category,
     unawaited_error,
 )
@@ -69,8 +69,6 @@ logger = OwnLogger(logging.getLogger("onceward.engine"))
 MAIN_STEPS = ("process", "produce")
 NEVER_RETRIED = (IOGuardError, UnawaitedError)
 """Errors of the code: it would do the same again."""
-LEAST_POSTPONEMENT = 0.1
-"""Seconds. A transaction that is always postponed without a delay would keep a CPU busy."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -384,15 +382,6 @@ def leave_postponed(life: Life, error: Postponed) -> Failed:
             life.step, life.transaction_id,
         )  # fmt: skip
     return Failed(Postponed(text_of(error), delay_of(error)))
-
-
-def delay_of(error: Postponed) -> float:
-    """Its delay, within bounds; the usual one if user code has set something that is not a number."""
-    try:
-        delay = float(error.delay)
-    except Exception:  # noqa: BLE001  an attribute of user code
-        delay = Postponed.delay
-    return min(max(LEAST_POSTPONEMENT, delay), LONGEST_POSTPONEMENT)  # in this order because of NaN
 
 
 def postponement_error(postponed: Postponed, life: Life) -> TransactionException:

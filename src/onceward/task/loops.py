@@ -47,6 +47,8 @@ from onceward.transaction import Settlement, Transaction, Verdict
 
 LANDING = 0.25
 """Seconds interrupted attempts get to end after the loop has run out of time."""
+HEAD_START = 0.001
+"""Seconds in which a few messages may begin, and perhaps end, before the loop asks an idle source for more."""
 PATIENCE = 30.0
 """Seconds a suspect waits for what is in flight. One of these may be stuck; the suspect is then given back as long."""
 
@@ -61,12 +63,13 @@ def consume(loop: Loop) -> Script[StopReason]:
     empties = 0
     while True:
         reason = loop.ending()
-        if reason is None and loop.room() == 0:
+        size = loop.room()
+        if reason is None and size == 0:
             reason = StopReason.LIMIT
         if reason is not None:
             break
         in_flight = loop.source is not None and loop.source.prompt and loop.slots.pending > 0
-        batch = yield from fetch(loop, loop.room())
+        batch = yield from fetch(loop, size)
         if batch is None:
             continue
         if batch:
@@ -77,6 +80,10 @@ def consume(loop: Loop) -> Script[StopReason]:
                 loop.slots.wake_at = low_water
             else:
                 loop.submit(batch)
+                if low_water and len(batch) < size and loop.slots.pending <= loop.slots.size:
+                    loop.slots.wake_at = 0
+                    yield from let_begin(loop)
+                    loop.slots.wake_at = low_water
                 yield from attend(loop, low_water)
             continue
         if not policy.streaming:
@@ -196,6 +203,16 @@ def run_alone(loop: Loop, batch: Sequence[Transaction]) -> Script[None]:
         return
     loop.submit(batch)
     yield from attend(loop, 0)
+
+
+def let_begin(loop: Loop) -> Script[None]:
+    """Let the workers go first: every message has a slot, and the source has probably nothing more.
+
+    The code of the next fetch would keep the interpreter, or the event loop, from a handler that could run already.
+    What is quick has ended by then, and is settled at once.
+    """
+    if loop.slots.pending > 0:
+        yield loop.ports.park, (HEAD_START,)
 
 
 def attend(loop: Loop, low_water: int, until: float = inf) -> Script[None]:

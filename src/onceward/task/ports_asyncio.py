@@ -14,11 +14,12 @@ from collections.abc import Callable, Coroutine, Generator
 from math import inf
 from time import monotonic
 from types import CoroutineType, coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onceward._functions import check_awaitable
 from onceward._process.stacks import coroutine_stack
 from onceward.backoff import LONGEST_SLEEP
+from onceward.task.attempts.brief_lives import async_attempt, brief_poll
 from onceward.task.attempts.first_attempts import Opened
 from onceward.task.deadlines import Clock, Deadlines, RunningAttempt, TaskTry, first_limit, is_too_late
 from onceward.task.groups.ports import AsyncGroupPorts
@@ -38,10 +39,12 @@ from onceward.task.script import (
     failure_reply,
     release,
 )
-from onceward.task.slots import Item
 from onceward.task.work import Life, Work
 from onceward.telemetry.context import current_attempt
 from onceward.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onceward.task.slots import Item, Slots
 
 TURN = 0.002
 """Seconds that handlers which never wait may run until the rest of the event loop has its turn."""
@@ -64,7 +67,7 @@ class AsyncPorts(AsyncGroupPorts):
         """Whether attempts without a time limit can be cut off too: see `BaseTask.hurry`."""
         self.now = clock.now
         self.sleeping = clock.sleeping
-        self.deadlines = Deadlines(stuck_grace, on_expiry)
+        self.deadlines = Deadlines(stuck_grace, on_expiry, self.make_try)
         self.tries = self.deadlines.tries
         self.forgive = self.deadlines.forgive  # because telemetry holds up the event loop
         self._timer: asyncio.TimerHandle | None = None
@@ -80,7 +83,7 @@ class AsyncPorts(AsyncGroupPorts):
         self._reserve: deque[Script[None]] = deque()
         """Workers that have not started."""
         self._turn_ends = 0.0
-        self._in_a_row = False
+        self.in_a_row = False
         """A worker polls right after a life that did not wait."""
         self._giving_turn = False
         """A worker lets the rest of the event loop have its turn; no other starts work meanwhile."""
@@ -178,6 +181,9 @@ class AsyncPorts(AsyncGroupPorts):
         self.deadlines.watch_at = due
         self._timer = self.loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._check_deadlines)
 
+    def brief_poll(self, slots: Slots) -> Callable[[], Any]:
+        return brief_poll(slots, self, async_attempt(slots, self))
+
     def attempts(self) -> list[RunningAttempt]:
         return self.deadlines.attempts(lambda this: coroutine_stack(this.awaited, self._thread))
 
@@ -222,9 +228,7 @@ class AsyncPorts(AsyncGroupPorts):
         try:
             reply = self.open(life)
             if type(reply) is Opened:
-                if self._items:
-                    self._rouse_all()
-                return self.go_on(life, reply.following, reply.awaited)
+                return self.wait_for(life, reply)
             if type(reply) is CoroutineType:
                 try:
                     awaited = life.context.run(reply.send, None)
@@ -238,10 +242,19 @@ class AsyncPorts(AsyncGroupPorts):
             outcome = early_outcome(life, reply)
             if outcome is None:
                 return self.go_on(life, None, reply)
-            self._in_a_row = True
+            self.in_a_row = True
             return outcome
         except BaseException as error:  # noqa: BLE001  reported as an exit; the loop raises it
             return Exited(error)
+
+    def go_on_from(self, life: Life, reply: Any) -> Any:
+        return self.wait_for(life, reply) if type(reply) is Opened else self.finish(life, reply)
+
+    def wait_for(self, life: Life, opened: Opened) -> Any:
+        """As `enter`, once the first attempt has to wait."""
+        if self._items:
+            self._rouse_all()
+        return self.go_on(life, opened.following, opened.awaited)
 
     @coroutine
     def go_on(
@@ -264,7 +277,7 @@ class AsyncPorts(AsyncGroupPorts):
                     return outcome
             life.script = live(life, self, reply)
             result = yield from await_in_context(run, drive_async(life.script, None, self.failure_reply))
-            self._in_a_row = True  # perhaps: none of its steps had to wait
+            self.in_a_row = True  # perhaps: none of its steps had to wait
         except Closed:
             raise
         except BaseException as error:  # noqa: BLE001
@@ -289,12 +302,12 @@ class AsyncPorts(AsyncGroupPorts):
     def poll(self) -> Any:
         items = self._items
         if not items:
-            self._in_a_row = False  # the wait for the next item gives the rest of the event loop its turn
+            self.in_a_row = False  # the wait for the next item gives the rest of the event loop its turn
             return WAIT
         if self._giving_turn:
             return WAIT
-        if self._in_a_row:
-            self._in_a_row = False
+        if self.in_a_row:
+            self.in_a_row = False
             if monotonic() >= self._turn_ends:
                 return WAIT
         item = items.popleft()
@@ -302,8 +315,7 @@ class AsyncPorts(AsyncGroupPorts):
             self._rouse()
         return item
 
-    def glance(self) -> Any:
-        return self.poll()
+    glance = poll
 
     @coroutine
     def take(self) -> Generator[Any, Any, Any]:

@@ -19,23 +19,34 @@ import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from onceward._process.stacks import thread_stack
 from onceward._sync import run_blocking
 from onceward.backoff import LONGEST_SLEEP
-from onceward.task.deadlines import Clock, Deadlines, RunningAttempt, Try, first_limit, is_too_late
+from onceward.task.attempts.brief_lives import blocking_attempt, brief_poll
+from onceward.task.deadlines import (
+    Clock,
+    Deadlines,
+    RunningAttempt,
+    Try,
+    first_limit,
+    forget_token,
+    is_too_late,
+)
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.groups.together import STUCK, WAIT
 from onceward.task.groups.turns import BlockingTurns
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import DISOWNED, Exited, Failed, Script, TimeLimit, drive, failure_reply
-from onceward.task.slots import Item
 from onceward.task.work import Life, Work
 from onceward.telemetry.context import current_attempt, current_work
 from onceward.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onceward.task.slots import Item, Slots
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -94,6 +105,10 @@ def _is_first(who: str, arrivals: list[str]) -> bool:
 class BlockingPorts:
     """Ports of one call. The watchdog's thread calls `on_expiry` when it asks an attempt to stop."""
 
+    alone = False
+    soiled: frozenset[Any] = frozenset()
+    """Nothing cancels a thread: see `AsyncPorts`."""
+
     def __init__(
         self,
         clock: Clock,
@@ -111,8 +126,8 @@ class BlockingPorts:
         # Used in signal handlers: a SimpleQueue is reentrant, an Event's lock is not.
         self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.wake = self.alarm = partial(self._mail.put, None)
-        self._deadlines = Deadlines(stuck_grace, on_expiry)
-        self._tries = self._deadlines.tries
+        self.deadlines = Deadlines(stuck_grace, on_expiry, self._make_try)
+        self._tries = self.deadlines.tries
         self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._watchdog: threading.Thread | None = None
         self._start_lock = threading.RLock()
@@ -137,8 +152,8 @@ class BlockingPorts:
                 return call(*arguments)
             except BaseException as raised:  # noqa: BLE001  an error of user code is a reply
                 return failure_reply(raised)
-        if self._deadlines.hurried and type(work) is Life:
-            return self._deadlines.refuse(work)
+        if self.deadlines.hurried and type(work) is Life:
+            return self.deadlines.refuse(work)
         if timeout is not None or due != inf:
             now = self.now()
             due, limit = first_limit(work, timeout, now)
@@ -154,8 +169,8 @@ class BlockingPorts:
         current_attempt.set(this)
         try:
             self._tries[ident] = this
-            if due < self._deadlines.watch_at or self._deadlines.hurried:
-                self._pokes.put(True)
+            if due < self.deadlines.watch_at or self.deadlines.hurried:
+                self.poke()
             try:
                 reply = call(*arguments)
             except BaseException as raised:  # noqa: BLE001
@@ -169,8 +184,11 @@ class BlockingPorts:
         except AttemptInterrupted:
             pass
         this.over = True
-        current_attempt.set(None)
+        current_attempt.follow_work()
         del self._tries[ident]
+        return self._reply(this, in_time, reply, error)
+
+    def _reply(self, this: ThreadTry, in_time: bool, reply: Any, error: BaseException | None) -> Any:
         if in_time:
             return reply if error is None else failure_reply(error)
         if not _is_first(THREAD, this.landed):
@@ -178,6 +196,19 @@ class BlockingPorts:
         if error is None or isinstance(error, AttemptInterrupted):
             return Failed(None, this.limit, late=reply)
         return failure_reply(error, this.limit)
+
+    def brief_poll(self, slots: Slots) -> Callable[[], Any]:
+        return self.poll if self._raises else brief_poll(slots, self, blocking_attempt(slots, self))
+
+    def _make_try(self, life: Life) -> ThreadTry:
+        return ThreadTry(life.limit, work=life, due=inf, ident=life.driver, raises=False)
+
+    def conclude(self, this: ThreadTry, reply: Any, error: BaseException | None) -> Any:
+        """The reply of a first attempt that has got a token."""
+        in_time = _is_first(THREAD, this.ended)
+        this.over = True
+        forget_token(this)
+        return self._reply(this, in_time, reply, error)
 
     def pause(self, work: Work, seconds: float, postponed: bool) -> None:
         if seconds <= 0:
@@ -232,6 +263,9 @@ class BlockingPorts:
             return Exited(error)
         return None if outcome is DISOWNED else outcome
 
+    def go_on_from(self, life: Life, reply: Any) -> Any:
+        return None if reply is DISOWNED else self.finish(life, reply)
+
     def decide(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         try:
             return run_blocking(call())
@@ -249,8 +283,9 @@ class BlockingPorts:
     # ── slots and loop ──────────────────────────────────────────────────────────────────────────────────
 
     def put(self, *items: Item) -> None:
+        put = self._items.put
         for item in items:
-            self._items.put(item)
+            put(item)
 
     def glance(self) -> Any:
         try:
@@ -320,24 +355,28 @@ class BlockingPorts:
                 self._watchdog = watchdog  # now: `close` joins it
 
     def attempts(self) -> list[RunningAttempt]:
-        return self._deadlines.attempts(lambda this: thread_stack(this.ident))
+        return self.deadlines.attempts(lambda this: thread_stack(this.ident))
 
     def forgive(self, seconds: float) -> None:
         """Telemetry ran outside of attempts, and held up no thread but its own."""
 
     def hurry(self) -> None:
-        self._deadlines.hurry()
+        self.deadlines.hurry()
         self.interruptible = True  # attempts are refused where they would be limited
         self._hurried.set()
         self._ending.set()
         self._start_watchdog()
+        self.poke()
+
+    def poke(self) -> None:
+        """Have the watchdog look at what has begun."""
         self._pokes.put(True)
 
     def _watch(self) -> None:
         while True:
             now = self.now()
             try:
-                nearest = self._deadlines.check(now)
+                nearest = self.deadlines.check(now)
             except Exception as error:  # noqa: BLE001  other attempts still need their watchdog
                 self.on_crash(error)
                 continue

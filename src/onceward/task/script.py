@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import msgspec
 
 from onceward._functions import check_awaitable
-from onceward.task.exceptions import AttemptInterrupted
+from onceward.task.exceptions import AttemptInterrupted, postponement_of
 from onceward.telemetry.redaction import scrub
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def failure_reply(error: BaseException, limit: TimeLimit | None = None) -> Faile
     """
     scrub(error)
     if isinstance(error, (Exception, asyncio.CancelledError, AttemptInterrupted)):
-        return Failed(error, limit)
+        return Failed(postponement_of(error) or error, limit)
     return Failed(error, exits=True)
 
 

@@ -16,6 +16,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+from onceward.task.attempts.brief_lives import Begun, is_brief
 from onceward.task.exceptions import failure_category
 from onceward.task.groups.pace import GroupPace
 from onceward.task.groups.together import WAIT, Together, finish, work_together
@@ -23,7 +24,17 @@ from onceward.task.guards.ids import IdsInFlight
 from onceward.task.lifecycle import LifePorts, live
 from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
-from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, CallPlan, Life, Outcome, Work
+from onceward.task.work import (
+    ABANDONED,
+    FAILED,
+    NO_CONTEXT,
+    POSTPONED,
+    SUCCEEDED,
+    CallPlan,
+    Life,
+    Outcome,
+    Work,
+)
 from onceward.telemetry.context import current_attempt, working_on
 from onceward.telemetry.logger import OwnLogger, do_soon
 from onceward.telemetry.logs import current_fields
@@ -32,8 +43,6 @@ from onceward.transaction import Settlement, Transaction, Verdict
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 DONE, NOT_DONE, RETURNED = Verdict.DONE, Verdict.FAILED, Verdict.RETURNED
-
-NO_CONTEXT = Context()
 
 Item = Transaction | Life | None
 """None ends a worker."""
@@ -56,6 +65,10 @@ class SlotPorts(LifePorts, Protocol):
 
     def poll(self) -> Any:
         """Return an item, or `WAIT` if that needs an await."""
+        ...
+
+    def brief_poll(self, slots: Slots) -> Callable[[], Any]:
+        """`poll` for one worker, called by it: see `onceward.task.attempts.brief_lives`."""
         ...
 
     def glance(self) -> Any:
@@ -131,26 +144,26 @@ class Slots:
         self.stuck_now = 0
         self.wake_at = 0
         """The loop is woken when this many are pending."""
-        self._ids = ids
+        self.ids = ids
         self._holders = ids.holders
         self.ports = ports
-        self._base = base
+        self.base = base
         self._watch = plan.watch
         self.grouping = plan.grouping
         self.pace = GroupPace(0 if plan.grouping is None else plan.grouping.at_once)
         self.turns = None if plan.grouping is None else ports.turns(plan.grouping.at_once)
         self._deadline = plan.loop_deadline
-        self._hand_over = self._take_over
+        self.hand_over = self._take_over
         self._workers = 0
         self.closed = False
         """Start nothing more."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     # ── the loop's side ─────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, transactions: Sequence[Transaction]) -> None:
         """Queue these, in order."""
-        with self._lock:
+        with self.lock:
             self.pending += len(transactions)
             newcomers = min(self.size - self._workers, self.pending - self._workers)
             self._workers += max(newcomers, 0)
@@ -163,19 +176,19 @@ class Slots:
         self.closed = True
         for item in self.ports.drain():
             self._turn_away(item)
-        for life in self._ids.withdraw(self):
+        for life in self.ids.withdraw(self):
             self._turn_away(life)
 
     def take_unstarted(self) -> list[Transaction]:
         """Return and count the transactions turned away since the last call."""
-        with self._lock:
+        with self.lock:
             taken, self.unstarted = self.unstarted, []
             self.tally.unstarted += len(taken)
         return taken
 
     def break_off(self, error: BaseException) -> None:
         """The engine itself failed: abandon what is pending. What still ends makes `pending` negative."""
-        with self._lock:
+        with self.lock:
             self.exited = error
             self.tally.abandoned += self.pending
             self.pending = 0
@@ -189,7 +202,7 @@ class Slots:
 
     def work(self, first: Takeover | None = None) -> Script[None]:
         """Run one worker: take an item, live it, end it, until dismissed or stuck."""
-        poll, enter, unseen = self.ports.poll, self.ports.enter, self.plan.unseen
+        enter, unseen = self.ports.enter, self.plan.unseen
         if first is not None:
             outcome = yield self.ports.enter_script, first
             if self.is_over(first.life, outcome):
@@ -197,6 +210,8 @@ class Slots:
             self.end(first.life, outcome)
         if self.grouping is not None:
             return (yield from work_together(self))
+        poll = self.ports.brief_poll(self) if is_brief(self) else self.ports.poll
+        life: Life | None
         while True:
             item = poll()
             while item is WAIT:
@@ -204,10 +219,13 @@ class Slots:
                 item = poll()
             if item is None:
                 return
-            life = self.begin(item)
-            if life is None:
-                continue
-            outcome = enter(life)
+            if type(item) is Begun:
+                life, outcome = item
+            else:
+                life = self.begin(item)
+                if life is None:
+                    continue
+                outcome = enter(life)
             if outcome is unseen and unseen is not None:
                 self._end_unseen(life)
                 continue
@@ -222,8 +240,8 @@ class Slots:
             return None
         if type(item) is Life:
             return item
-        life = Life(item, self.plan, self._base.copy(), self._hand_over)
-        if self._holders.setdefault(item.id, life) is life or self._ids.wait(life, self):
+        life = Life(item, self.plan, self.base.copy(), self.hand_over)
+        if self._holders.setdefault(item.id, life) is life or self.ids.wait(life, self):
             return life
         return None
 
@@ -254,7 +272,7 @@ class Slots:
 
     def end(self, life: Life, outcome: Outcome) -> None:
         if not life.stuck:
-            self._ids.release(life)
+            self.ids.release(life)
         # The context refers to the life: break the cycle, or only the garbage collector could free them.
         life.context = NO_CONTEXT
         status = outcome.status
@@ -273,7 +291,7 @@ class Slots:
         if self.on_outcome is not None:
             self.on_outcome(outcome)
         tally = self.tally
-        with self._lock:
+        with self.lock:
             if status is SUCCEEDED:
                 tally.succeeded += 1
                 if outcome.duplicate:
@@ -295,11 +313,11 @@ class Slots:
 
     def _end_unseen(self, life: Life) -> None:
         """`end` for a life that needed no more than a successful first attempt, if nobody looks at its outcome."""
-        self._ids.release(life)
+        self.ids.release(life)
         life.context = NO_CONTEXT
         if self.settled is not None:
             self.settled.append(Settlement(life.transaction, DONE))
-        with self._lock:
+        with self.lock:
             self.tally.succeeded += 1
             self.pending = left = self.pending - 1
         if left == self.wake_at:
@@ -310,13 +328,13 @@ class Slots:
         if not ended:
             return
         for life, outcome in ended:
-            self._ids.release(life)
+            self.ids.release(life)
             life.context = NO_CONTEXT
             if self.on_outcome is not None:
                 self.on_outcome(outcome)
         if self.settled is not None:
             self.settled.extend([Settlement(life.transaction, DONE) for life, _ in ended])
-        with self._lock:
+        with self.lock:
             self.tally.succeeded += len(ended)
             before, self.pending = self.pending, self.pending - len(ended)
             left = self.pending
@@ -332,7 +350,7 @@ class Slots:
         with working_on(life):
             how = "was cut off" if isinstance(error, CancelledError) else f"raised {error!r}"
             logger.warning("%s %s; transaction %s is abandoned", life.step, how, life.transaction_id)
-        with self._lock:
+        with self.lock:
             self.tally.abandoned += 1
             self.exited = self.exited or error
             self.pending -= 1
@@ -340,9 +358,9 @@ class Slots:
 
     def _turn_away(self, item: Transaction | Life) -> None:
         if isinstance(item, Life):
-            self._ids.release(item)
+            self.ids.release(item)
             item = item.transaction
-        with self._lock:
+        with self.lock:
             self.unstarted.append(item)
             self.pending = left = self.pending - 1
         if left == self.wake_at:
@@ -351,7 +369,7 @@ class Slots:
     # ── stuck workers ───────────────────────────────────────────────────────────────────────────────────
 
     def _take_over(self, life: Life, reply: Failed) -> None:
-        with self._lock:
+        with self.lock:
             self.tally.stuck += 1
             self.stuck_now += 1
         if self._watch is not None:
@@ -368,7 +386,7 @@ class Slots:
         if life.script is None:
             # Stuck in its first attempt: start the script with the reply instead of sending it.
             life.script, waiting_for = live(life, self.ports, reply), None
-        self._ids.block(life)
+        self.ids.block(life)
         self.ports.spawn(self.work(Takeover(life, waiting_for)))
 
     def take_over_group(self, group: Together, stuck: Life) -> None:
@@ -384,8 +402,8 @@ class Slots:
     def _unstick(self, life: Life) -> None:
         """A stuck attempt has ended after all. Its result is discarded."""
         text = "a stuck attempt at transaction %s has ended; its result is discarded"
-        logger.post(logging.WARNING, text, life.transaction_id, context=self._base, fields=life.stuck_fields)
-        with self._lock:
+        logger.post(logging.WARNING, text, life.transaction_id, context=self.base, fields=life.stuck_fields)
+        with self.lock:
             self.stuck_now -= 1
         if self._watch is not None:
             do_soon(partial(self._watch.change_stuck, -1))
@@ -394,7 +412,7 @@ class Slots:
     def _leave(self, life: Life) -> None:
         """When the last worker leaves the life, release the id and settle the deferred outcome."""
         if life.count_drivers(-1) == 0:
-            self._ids.release(life)
+            self.ids.release(life)
             settlement = self.deferred.pop(id(life), None)
             if self.settled is not None and settlement is not None:
                 self.settled.append(settlement)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -40,6 +40,8 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of a transaction that fails, for the log; empty where nobody but the caller decides."""
     grouping: Grouping | None
     """How first attempts are decided in groups; None if each is by itself."""
+    token_of: Callable[[Life], Any]
+    """Makes the token of a first attempt: see `Life.marks`."""
     watch: Any
     """Spans and per-step metrics; None without an SDK."""
     unseen: Outcome | None
@@ -94,6 +96,12 @@ class DuplicateType:
 
 DUPLICATE = DuplicateType()
 
+ENDED: Final = "ended"
+"""In the marks of a life: its first attempt is over, and nobody has needed a token."""
+
+NO_CONTEXT: Final = Context()
+"""Of a life that has ended."""
+
 _drivers_lock = threading.Lock()
 
 
@@ -138,8 +146,13 @@ class Work:
 class Life(Work):
     """The work of one transaction."""
 
-    __slots__ = ("hand_over", "plan", "transaction")
+    __slots__ = ("driver", "hand_over", "marks", "plan", "transaction")
 
+    driver: Any
+    """The thread or task of an attempt with `marks`."""
+    marks: list[Any] | None
+    """While a first attempt runs that has no time limit but can be cut off: empty, until somebody needs its token or it
+    ends. What comes first counts, the token or `ENDED`; appending to a list is atomic."""
     retries = 0
     timeouts = 0
     unawaited: Sequence[str] = ()
@@ -168,6 +181,7 @@ class Life(Work):
         self.transaction = transaction
         self.plan = plan
         self.hand_over = hand_over
+        self.marks = None
         self.step = ""  # operators may look before its first step
 
     @property
@@ -177,6 +191,11 @@ class Life(Work):
     @property
     def transaction_id(self) -> str:  # type: ignore[override]
         return self.transaction.id
+
+    @property
+    def token(self) -> Any:
+        """Of the first attempt, if that has one and nothing else was set: see `current_attempt`."""
+        return None if self.marks is None else self.plan.token_of(self)
 
     def resume(self, reply: Failed) -> None:
         self.hand_over(self, reply)

@@ -104,7 +104,7 @@ def test_while_a_frozen_consumer_holds_an_event_others_are_busy_and_acknowledge_
 ) -> None:
     """On SQLite it locks the whole database: that is also busy, and not a failed attempt."""
     if site.is_sqlite:
-        site.connect_args = {"timeout": 0.5}  # long enough for two that start at once on a busy machine
+        site.connect_args = {"timeout": 1.5}  # long enough for two that start at once on a busy machine
     others = [site.start(name, queue="others.db", max_deliveries=2) for name in ("one", "two")]
     site.send("early", queue="others.db")
     until(lambda: site.is_drained("others.db"))

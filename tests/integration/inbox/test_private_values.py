@@ -286,6 +286,7 @@ def spans_of(recording: Any) -> str:
     return "".join(span.to_json() for span in recording.spans())
 
 
+@pytest.mark.usual("session")
 @pytest.mark.parametrize("own_connection", [False, True], ids=["session", "own connection"])
 def test_a_card_number_is_nowhere(
     database: Database, sink: Sink, tmp_path: Path, own_connection: bool

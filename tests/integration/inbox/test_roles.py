@@ -11,6 +11,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from onceward import Transaction
 from onceward.errors import ConfigurationError
 from onceward.inbox import Handling, Inbox
+from onceward.run.outages import is_outage
 from tests.support.deadletters.world import contract
 from tests.support.schema import Schema, new_schema
 
@@ -61,3 +62,23 @@ def test_a_role_that_cannot_add_partitions_does_not_start(place: Place) -> None:
     [[owner]] = place.schema.execute("SELECT current_user")
     place.do(f"GRANT {owner} TO {place.role}")
     assert place.consume() is Handling.DONE
+
+
+@pytest.mark.req("CC-194")
+@pytest.mark.parametrize("creates", [False, True])
+def test_a_role_that_only_reads_is_refused_and_not_retried(place: Place, creates: bool) -> None:
+    place.do(
+        f"REVOKE ALL ON ALL TABLES IN SCHEMA {place.schema.name} FROM {place.role}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {place.schema.name} TO {place.role}",
+    )
+    if creates:
+        place.do(f"GRANT CREATE ON SCHEMA {place.schema.name} TO {place.role}")
+    url = make_url(place.schema.url).set(username=place.role, password="x")
+    engine = create_engine(url, connect_args=place.schema.connect_args)
+    act = Inbox(engine).register if creates else lambda _: Inbox(engine).migrate()
+    with pytest.raises(
+        ConfigurationError, match="may not write to the tables of onceward: permission denied"
+    ) as refused:
+        act(contract())
+    assert not is_outage(refused.value)
+    engine.dispose()

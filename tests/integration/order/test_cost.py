@@ -1,4 +1,4 @@
-"""What a fetch costs: not more if many messages have not lined up yet, or stand in line."""
+"""What a fetch costs: not more if many messages have not lined up yet, or wait in line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from sqlalchemy import NullPool, create_engine, text
 
 from onceward.connectors import SqliteConnector
 from onceward.connectors.postgresql import PostgreSqlConnector
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction, Verdict
 from tests.support.lines import end, key_of
 from tests.support.schema import new_schema
+from tests.support.wait import until
 
 FEW, MANY = 1200, 8000
+TABLES = ("messages", "delayed", "turns")
 Connector = SqliteConnector | PostgreSqlConnector
 
 
@@ -49,7 +52,7 @@ def steps_of(connector: SqliteConnector, act: Callable[[], object]) -> int:
 
 @contextmanager
 def sqlite_with(path: Path, stuck: int) -> Iterator[SqliteConnector]:
-    """A queue in which these stand in line behind one that is leased."""
+    """A queue in which these wait in line behind one that is leased."""
     with SqliteConnector(path, synchronous="OFF") as connector:
         connector.keep_order(key_of, hold_dead=True)
         dispatch(connector, stuck, 1, "stuck")
@@ -81,14 +84,24 @@ def test_a_fetch_from_sqlite_does_not_pass_those_in_line(tmp_path: Path) -> None
 @pytest.fixture
 def postgres(postgres_url: str) -> Iterator[str]:
     with new_schema(postgres_url) as schema:
-        yield schema.plain_url
+        yield f"{schema.plain_url}&application_name={schema.name}"
 
 
 def rows_read_from(postgres: str, act: Callable[[], object]) -> int:
-    """How many rows PostgreSQL reads meanwhile in the tables of queues, by connections that `act` closes."""
+    """How many rows PostgreSQL reads meanwhile in the tables of queues, by connections that `act` closes. It counts
+    them when the process of a connection ends, which is a little later."""
     engine = create_engine(postgres, poolclass=NullPool)
+    others = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        " AND application_name = current_setting('application_name')"
+    )
+
+    def are_closed() -> bool:
+        with engine.begin() as connection:
+            return connection.execute(others).scalar_one() == 0
 
     def rows_read() -> int:
+        until(are_closed)
         with engine.begin() as connection:
             found = text(
                 "SELECT sum(idx_tup_fetch) FROM pg_stat_user_tables WHERE relname LIKE 'onceward_queue_%'"
@@ -99,6 +112,15 @@ def rows_read_from(postgres: str, act: Callable[[], object]) -> int:
     before = rows_read()
     act()
     return rows_read() - before
+
+
+def look_at_tables(postgres: str, how: str) -> None:
+    if how == "none":
+        return
+    engine = create_engine(postgres, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for table in TABLES:
+            connection.execute(text(f"{how} onceward_queue_{table}"))
 
 
 @contextmanager
@@ -126,7 +148,67 @@ def test_a_fetch_from_postgresql_does_not_pass_newcomers(postgres: str) -> None:
 
 
 @pytest.mark.req("OR-08")
-def test_a_fetch_from_postgresql_does_not_pass_those_in_line(postgres: str) -> None:
+@pytest.mark.parametrize("statistics", ["none", "VACUUM", "ANALYZE", "VACUUM ANALYZE"])
+def test_a_fetch_from_postgresql_does_not_pass_those_in_line(postgres: str, statistics: str) -> None:
+    """Also if PostgreSQL knows how large its tables are, but not that one queue has all of it."""
+
+    def read_with(stuck: int) -> int:
+        with postgresql_queue(postgres, f"q{stuck}") as connector:
+            dispatch(connector, stuck, 1, "stuck")
+            assert len(connector.fetch_transactions(100)) == 1
+            assert connector.fetch_transactions(100) == []
+            dispatch(connector, FEW, 250)
+            fetch_and_end(connector, 1)
+        look_at_tables(postgres, statistics)
+
+        def act() -> None:
+            with postgresql_queue(postgres, f"q{stuck}") as connector:
+                dispatch(connector, 1, 1, "stuck")
+                fetch_and_end(connector)
+
+        return rows_read_from(postgres, act)
+
+    few = read_with(10)
+    assert read_with(MANY) < 2 * few
+
+
+def analyze_before(postgres: str, crowd: str) -> None:
+    """Statistics from before the queue was there: all rows were those of another queue, or had just been deleted."""
+    with postgresql_queue(postgres, "other") as connector:
+        dispatch(connector, MANY, 1, "stuck")
+        assert len(connector.fetch_transactions(100)) == 1
+        assert connector.fetch_transactions(100) == []
+        dispatch(connector, FEW, 250)
+        fetch_and_end(connector, 1)
+    engine = create_engine(postgres, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for table in TABLES:
+            name = f"onceward_queue_{table}"
+            connection.execute(text(f"ALTER TABLE {name} SET (autovacuum_enabled = false)"))
+            if crowd == "deleted":
+                connection.execute(text(f"DELETE FROM {name}"))
+            connection.execute(text(f"ANALYZE {name}"))
+
+
+def end_in_every_way(connector: PostgreSqlConnector) -> None:
+    refused = TransactionException("no", ExceptionCategory.BUSINESS)
+    for _ in range(5):
+        dead, returned, *rest = connector.fetch_transactions(100)
+        end(connector, Verdict.DONE, *rest)
+        end(connector, Verdict.FAILED, dead, error=refused)
+        end(connector, Verdict.RETURNED, returned, delay=60.0)
+        connector.hasten_transactions([returned])
+        connector.lines_behind([dead.payload["key"]], 5)
+
+
+@pytest.mark.req("OR-08")
+@pytest.mark.parametrize("crowd", ["deleted", "of another queue"])
+def test_nothing_in_postgresql_passes_those_in_line_with_statistics_from_before(
+    postgres: str, crowd: str
+) -> None:
+    """PostgreSQL then takes any index that begins with the queue for as good as any other."""
+    analyze_before(postgres, crowd)
+
     def read_with(stuck: int) -> int:
         with postgresql_queue(postgres, f"q{stuck}") as connector:
             dispatch(connector, stuck, 1, "stuck")
@@ -137,8 +219,7 @@ def test_a_fetch_from_postgresql_does_not_pass_those_in_line(postgres: str) -> N
 
         def act() -> None:
             with postgresql_queue(postgres, f"q{stuck}") as connector:
-                dispatch(connector, 1, 1, "stuck")
-                fetch_and_end(connector)
+                end_in_every_way(connector)
 
         return rows_read_from(postgres, act)
 

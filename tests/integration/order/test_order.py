@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from onceward import Contract, Onceward, Refuse
@@ -279,6 +280,52 @@ def test_what_cannot_be_is_refused_with_the_remedy(given: dict[str, Any], says: 
 
         @app.consumer(source, **more)
         def charge(order: dict[str, Any], session: Any) -> None: ...
+
+
+class Order(msgspec.Struct, rename="camel"):
+    customer_id: str
+    name: str
+
+
+@pytest.mark.req("OR-06")
+def test_a_field_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+    with pytest.raises(ConfigurationError, match=r"but Order has no such field; it has customer_id, name"):
+
+        @app.consumer(f"sqlite:///{tmp_path}/orders.db", contract=CONTRACT, order_by="customer")
+        def charge(order: Order, session: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"but its payload is int, which has no fields"):
+
+        @app.consumer(f"sqlite:///{tmp_path}/orders.db", contract=CONTRACT, order_by="customer")
+        def count(number: int, session: Any) -> None: ...
+
+    def lazy(payload: Any) -> Any:
+        yield "a"
+
+    with pytest.raises(
+        ConfigurationError, match="must be a plain function, not `async def`, and have no `yield`"
+    ):
+
+        @app.consumer(f"sqlite:///{tmp_path}/orders.db", contract=CONTRACT, order_by=lazy)
+        def bill(order: Order, session: Any) -> None: ...
+
+
+@pytest.mark.req("OR-01")
+def test_a_field_has_the_name_of_the_model_or_that_of_the_payload(tmp_path: Path) -> None:
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+    done: list[str] = []
+
+    @app.consumer(f"sqlite:///{tmp_path}/orders.db", contract=CONTRACT, order_by="customer_id")
+    def charge(order: Order, session: Any) -> None:
+        done.append(order.name)
+
+    charge.send(Order(customer_id="a", name="a1"))
+    with open_task(app, app.consumers["charge"]) as task:
+        task.consume_transactions()
+    rule = app.consumers["charge"].order
+    assert done == ["a1"]
+    assert rule.key_of(Transaction(payload={"customerId": "b"})) == "b"
 
 
 @pytest.mark.req("OR-06")

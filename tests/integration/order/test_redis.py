@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 import redis
 
+from onceward._sync import run_blocking
 from onceward.connectors.lease_rules import BurialReason
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector, lines
 from onceward.connectors.redis_streams.counts import read_backlog
@@ -106,6 +107,22 @@ def test_without_order_by_again_what_waits_is_delivered(
     assert list(fetch(open_(ordered=False))) == ["a1", "a2", "a3"]
 
 
+@pytest.mark.req("OR-08")
+def test_a_consumer_without_order_by_gets_what_waits_after_a_lease(
+    open_: Open, client: redis.Redis, stream: str
+) -> None:
+    """While processes with and without it run side by side, the first of the line may still be running."""
+    one, plain = open_(), open_(ordered=False)
+    send(one, "a1", "a2")
+    assert list(fetch(one)) == ["a1"]
+    assert not fetch(one)
+    look_again(plain)
+    assert not fetch(plain)
+    assert not plain.await_transactions(0.05)
+    age(client, stream, 61)
+    assert list(fetch(plain)) == ["a1", "a2"]
+
+
 @pytest.fixture(params=["+xgroup", "-xgroup"])
 def user(request: pytest.FixtureRequest, client: redis.Redis, stream: str) -> Iterator[str]:
     """One that may, or may not, create groups and move them."""
@@ -197,6 +214,29 @@ def test_a_trimmed_event_that_waits_becomes_a_letter_at_its_turn(
 
 
 @pytest.mark.req("OR-07")
+def test_an_event_that_is_trimmed_while_a_process_takes_it_becomes_a_letter(
+    open_: Open, client: redis.Redis, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body of an event that another process has lined up is read when the event is taken already."""
+    one, two = open_(), open_()
+    send(one, "a1", "a2", "a3")
+    end(one, Verdict.DONE, fetch(one)["a1"])
+    find_bodies = lines.StreamLines._find_bodies
+
+    def remove_and_find(self: Any, served: Any) -> Any:
+        client.xdel(stream, sent["a2"])
+        return find_bodies(self, served)
+
+    sent = entries(client, stream)
+    monkeypatch.setattr(lines.StreamLines, "_find_bodies", remove_and_find)
+    assert fetch(two) == {}
+    [letter] = two.dead_letters()
+    assert letter.reason == BurialReason.TRIMMED
+    two.forget_dead([letter.key])
+    assert list(fetch(two)) == ["a3"]
+
+
+@pytest.mark.req("OR-07")
 def test_a_letter_that_another_program_removes_releases_its_key(open_: Open, client: redis.Redis) -> None:
     one = open_()
     send(one, "a1", "a2")
@@ -242,6 +282,25 @@ def test_waiting_spends_no_delivery(open_: Open, client: redis.Redis, stream: st
     assert pending["times_delivered"] == 1
 
 
+@pytest.mark.req("CN-12")
+def test_the_first_of_a_key_may_be_delayed_for_longer_than_the_lease(
+    open_: Open, client: redis.Redis, stream: str
+) -> None:
+    one = open_(lease=60.0)
+    send(one, "a1", "a2", "b1")
+    end(one, Verdict.RETURNED, fetch(one)["a1"], delay=90.0)
+    age(client, stream, 80)
+    look_again(one)
+    assert list(fetch(one)) == ["b1"], "only its lease is over"
+    assert one.counts() == {"ready": 0, "leased": 1, "delayed": 2, "dead": 0}
+    _, due = run_blocking(one._perform(one._queue.next_due()))
+    assert due <= 10
+    age(client, stream, 11)
+    look_again(one)
+    end(one, Verdict.DONE, fetch(one)["a1"])
+    assert list(fetch(one)) == ["a2"]
+
+
 @pytest.mark.req("OR-07")
 def test_what_waits_in_line_counts_as_delayed(open_: Open, redis_url: str, stream: str) -> None:
     one = open_()
@@ -265,6 +324,22 @@ def test_an_idle_process_takes_what_another_has_let_go(open_: Open, client: redi
         end(one, Verdict.DONE, first)
         assert woken.result(40)
     assert list(fetch(two)) == ["a2"]
+
+
+@pytest.mark.req("OR-07")
+@pytest.mark.parametrize("process", [0, 1])
+def test_an_event_that_was_let_go_twice_is_delivered_once(
+    open_: Open, client: redis.Redis, stream: str, process: int
+) -> None:
+    """By the process that has lined it up, and knows its body, and by another."""
+    both = open_(), open_()
+    send(both[0], "a1", "a2", "b1")
+    end(both[0], Verdict.DONE, fetch(both[0])["a1"])
+    client.rpush(f"{{{stream}}}:onceward:next", *2 * [entries(client, stream)["a2"]])
+    [taken] = both[process].fetch_transactions(5)
+    assert taken.payload["name"] == "a2"
+    end(both[process], Verdict.DONE, taken)
+    assert both[process].fetch_transactions(5) == []
 
 
 @pytest.mark.req("OR-07")
@@ -338,7 +413,7 @@ def test_a_fetch_of_thousands_lines_up_all_of_them(open_: Open, stream: str, cli
     end(connector, Verdict.DONE, first)
     assert not fetch(connector, 5000)  # the first fetch may have had no time for all
     assert client.xpending(stream, "onceward")["pending"] == 7000
-    assert client.hlen(f"{{{stream}}}:onceward:keys") == 7000
+    assert client.zcard(f"{{{stream}}}:onceward:lines") == 7000
 
 
 @pytest.mark.req("OR-08")
@@ -360,3 +435,45 @@ def test_a_fetch_from_redis_does_not_pass_those_in_line(
 
     few = commands_behind(10)
     assert commands_behind(3000) <= few * 1.1
+
+
+@pytest.mark.req("OR-08")
+def test_those_that_were_let_go_are_taken_together(open_: Open, client: redis.Redis) -> None:
+    connector = open_()
+    twice = [Transaction(payload={"key": f"k{number % 50}"}) for number in range(100)]
+    connector.dispatch_transactions(twice)
+    first = connector.fetch_transactions(50)
+    assert not connector.fetch_transactions(50)
+    end(connector, Verdict.DONE, *first)
+    client.config_resetstat()
+
+    assert len(connector.fetch_transactions(50)) == 50
+    calls = {name: stats["calls"] for name, stats in client.info("commandstats").items()}
+    assert calls["cmdstat_xclaim"] + calls.get("cmdstat_xpending", 0) <= 5
+
+
+@pytest.mark.req("OR-08")
+def test_what_waits_is_not_among_what_is_in_flight(open_: Open, client: redis.Redis, stream: str) -> None:
+    """A hash with all that waits behind a stuck key would be slower for the events of every key."""
+    connector = open_()
+    send(connector, *(f"a{number}" for number in range(1000)), "b1")
+    assert list(fetch(connector)) == ["a0", "b1"]
+    assert client.hlen(f"{{{stream}}}:onceward:places") == 2
+
+
+@pytest.mark.req("OR-02")
+@pytest.mark.parametrize("suspect", ["a2", "b2"])
+def test_a_suspect_that_was_let_go_runs_alone_and_is_not_left_behind(
+    open_: Open, client: redis.Redis, stream: str, suspect: str
+) -> None:
+    connector = open_()
+    send(connector, "a1", "b1", "c1", "a2", "b2", "c2")
+    first = fetch(connector, 3)
+    entry = [each for each, _ in client.xrange(stream)][["a1", "b1", "c1", "a2", "b2", "c2"].index(suspect)]
+    assert not fetch(connector, 3)
+    client.xclaim(stream, "onceward", "waiting", 0, [entry], idle=0, retrycount=2, justid=True)
+    end(connector, Verdict.DONE, *first.values())
+
+    others = [each for each in ("a2", "b2", "c2") if each != suspect]
+    batches = [sorted(fetch(connector, 3)) for _ in range(2)]
+    assert batches == ([[suspect], others] if suspect == "a2" else [others, [suspect]])

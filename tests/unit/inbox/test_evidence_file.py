@@ -134,6 +134,16 @@ def test_an_unsigned_file_is_accepted_only_by_an_explicit_setting(file: Path) ->
     assert len(read(file, keys=None, unsigned=True)) == 1
 
 
+@pytest.mark.req("CC-193")
+def test_a_signature_that_no_key_checks_is_refused(file: Path) -> None:
+    content = json.loads(file.read_text())
+    _set("code/sources/tests.verification.consumers", "0")(content)
+    for each in (file.read_text(), json.dumps(content)):
+        file.write_text(each)
+        with pytest.raises(ConfigurationError, match=r"signed by key \w{16}, and nothing checks that"):
+            read(file, keys=None, unsigned=True)
+
+
 def test_the_key_of_somebody_else_is_refused_and_one_of_several_is_enough(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"signed by key \w{16}, which is not trusted"):
         read(file, keys=public_line(OTHER))
@@ -166,6 +176,7 @@ def test_a_signature_is_not_that_of_another_key_under_its_name(file: Path) -> No
         ('{"format": "other"}', "is not a file of `onceward verify --out`"),
         ("[" * 100_000, "is not JSON, or cut short"),
         (b"\xff\xfe", "is not JSON, or cut short"),
+        ('{"team": "café"}'.encode("latin-1"), "is not JSON, or cut short"),
     ],
 )
 def test_a_file_that_is_something_else_is_refused(file: Path, text: str | bytes, words: str) -> None:

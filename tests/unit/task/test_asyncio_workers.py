@@ -291,6 +291,7 @@ def compute(seconds: float) -> None:
         pass
 
 
+@pytest.mark.usual("0-1-True", "0.002-25-False")
 @pytest.mark.req("CE-14")
 @ROLES
 @pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.long), 50])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from onceward.task import loops
 from onceward.task import source as engine_source
 from onceward.task.mixins.policies import EmptyQueuePolicy
 from onceward.testing.clock import FakeClock
@@ -20,6 +21,7 @@ from tests.support.world import (
     resolve,
     resolve_async,
     transactions,
+    within,
 )
 
 pytestmark = pytest.mark.req("WK-01")
@@ -92,3 +94,28 @@ def test_outcomes_are_settled_and_leases_extended_while_it_waits(world: World) -
     world.consume(task, policy)
     assert source.verdicts() == {"t0": "done", "t1": "done"}
     assert max(source.waited[:-1]) <= engine_source.SETTLE_INTERVAL + 0.001
+
+
+@pytest.mark.req("WK-07")
+def test_a_message_of_an_idle_source_is_done_and_settled_before_the_next_fetch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "HEAD_START", 30.0)
+    source = WaitingSource(script=[transactions(1), transactions(2, 1)])
+    settled_at_fetch: list[int] = []
+    source.on_fetch = lambda: settled_at_fetch.append(len(source.reported))
+    policy = consuming(streaming=True, mode="continuous", batch=10, concurrency=4, limit=3)
+    began = time.monotonic()
+    assert world.consume(world.consumer(source=source), policy).succeeded == 3
+    assert settled_at_fetch == [0, 1]
+    assert time.monotonic() - began < 30.0
+
+
+@pytest.mark.req("WK-07")
+def test_a_slow_message_of_an_idle_source_does_not_hold_up_the_next_fetch(world: World) -> None:
+    source = WaitingSource(script=[transactions(1), transactions(1, 1)])
+    task = world.consumer(
+        lambda each: Until(lambda: not source.script) if each.id == "t0" else None, source=source
+    )
+    policy = consuming(streaming=True, mode="continuous", batch=10, concurrency=4, limit=2)
+    assert within(40, world.consume, task, policy).succeeded == 2

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 
-from onceward._process.forks import UserCode
+from onceward._process.forks import end_child, forks
 from onceward.inbox.attempts import Start, with_token
-from onceward.inbox.contract import Contract
+from onceward.inbox.contract import EVERY_TYPE, Contract
 from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Digest, Event
 from onceward.inbox.stores.types import Key, as_date
@@ -83,7 +83,8 @@ class EventAttempt:
 
     def check(self) -> None:
         """Refuse an event that the contract does not allow."""
-        if self.event.event_type not in self.contract.event_types:
+        accepted = self.contract.event_types
+        if accepted[0] != EVERY_TYPE and self.event.event_type not in accepted:
             check_type(self.contract, self.event)
         self.digest = self.event.digest
 
@@ -92,8 +93,15 @@ class EventAttempt:
         self.start = start
         contract, event = self.contract, self.event
         if contract.model is not None or event.schema_version != contract.schema_version:
-            with UserCode(f"an upcaster or the model of {contract.consumer_id}"):
+            generation = forks.generation  # as `UserCode`, without its calls
+            try:
                 event = upcast(contract, event)
+            except BaseException as error:
+                if forks.generation != generation:
+                    end_child(f"an upcaster or the model of {contract.consumer_id}", error)
+                raise
+            if forks.generation != generation:
+                end_child(f"an upcaster or the model of {contract.consumer_id}")
         if event.lock_token is None:
             own = event is not self.original  # `upcast` has made a copy
             event = with_token(event, start, own=own)

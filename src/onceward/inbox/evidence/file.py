@@ -98,6 +98,13 @@ def read_evidence_file(settings: EvidenceSettings) -> list[Evidence]:
 def _check_trust(content: dict[str, Any], settings: EvidenceSettings, place: str) -> None:
     signature = content.get("signature")
     if settings.keys is None:
+        if settings.unsigned and signature is not None:
+            named = _signature(signature, place)[0]
+            raise ConfigurationError(
+                f"{place} is signed by key {named[:16]}, and nothing checks that: evidence_unsigned is for files "
+                "without a signature. Remove it and set evidence_keys (ONCEWARD_EVIDENCE_KEYS) to the public key, or "
+                "write the file without --sign-key and ONCEWARD_SIGNING_KEY"
+            )
         if settings.unsigned:
             return
         raise ConfigurationError(
@@ -145,7 +152,7 @@ def _signed_bytes(content: dict[str, Any]) -> bytes:
 def _parse(text: bytes, place: str) -> dict[str, Any]:
     try:
         content = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{place} is not JSON, or cut short: {error}; {_AGAIN}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or "evidence" not in content:
         raise ConfigurationError(
@@ -156,7 +163,7 @@ def _parse(text: bytes, place: str) -> dict[str, Any]:
 
 def _text_of(given: str, place: str) -> bytes:
     if _is_json(given):
-        return given.encode()
+        return given.encode(errors="surrogateescape")  # as it came from the command line
     try:
         return Path(given).read_bytes()
     except (OSError, ValueError) as error:

@@ -21,14 +21,9 @@ from onceward.inbox.evidence.evidence import Evidence, read_evidence
 from onceward.inbox.evidence.file import NO_FILE, EvidenceSettings, read_evidence_file
 from onceward.inbox.evidence.proof import lacking, refusal
 from onceward.inbox.stores.base import Store
+from onceward.storage.privileges import is_denied
 
 DENIED = "and this role may not read onceward_evidence"
-NO_PRIVILEGE = "42501"
-
-
-def is_denied(error: DBAPIError) -> bool:
-    """Whether the database refuses for lack of a privilege. To wait would not help."""
-    return getattr(error.orig, "sqlstate", None) == NO_PRIVILEGE
 
 
 def isolation_of(transaction: DbTransaction) -> str:

@@ -27,8 +27,8 @@ from onceward.inbox.stores.types import Overtaken, Records, StepTimes
 T = TypeVar("T")
 
 PAUSE = 2
-"""The pause after a step, as a multiple of its length. Waiting connections poll the lock only now and then, and should
-usually find it free."""
+"""The pause after a step, as a multiple of its length. Waiting connections poll the lock only from time to time, and
+should usually find it free."""
 PROBE_PAUSE = 0.001
 """Seconds between two tries to get SQLite's lock. SQLite itself tries less and less often, and a busy consumer leaves
 the lock free only for moments: a purge would hardly ever get it."""

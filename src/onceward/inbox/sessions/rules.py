@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onceward.db.transaction import DbTransaction
@@ -10,6 +11,7 @@ from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.db.guests.guest import Guest
+    from onceward.inbox.effects import Claim
 
 NOT_EFFECTFUL = (
     "the contract of this consumer says mode='transactional': its handler runs inside a database transaction, which "
@@ -22,6 +24,12 @@ WRITTEN = (
     "effects come before writes: this session has uncommitted changes, and would hold them, and the database's locks, "
     "during an outside call. Call the effects first, then write"
 )
+IN_CALL = (
+    "the session cannot be used inside the call of an effect: a retry does not repeat the call, so what it writes "
+    "would be lost. Return from the call what you need, and write after session.effect(…)"
+)
+calling: ContextVar[tuple[Claim, ...]] = ContextVar("onceward_calling", default=())
+"""The claims for which the code that runs here is the call of an effect."""
 LOST = "the lease on event {} was lost, and another worker may have it; this attempt commits nothing"
 NO_OUTBOX = (
     "nothing was sent: this session has no outbox; a consumer of an app with a database has one, and an inbox of your "

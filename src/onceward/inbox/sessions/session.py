@@ -18,12 +18,14 @@ from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
 from onceward.inbox.sessions.doubts import UnsettledEffects
 from onceward.inbox.sessions.rules import (
+    IN_CALL,
     LOST,
     NO_SENDS,
     NOT_DECIDED,
     NOT_EFFECTFUL,
     WRITTEN,
     Sends,
+    calling,
     dismiss,
     has_written,
 )
@@ -84,6 +86,8 @@ class InboxSession(DbSession):
     ) -> Any:
         """Run `call(key)`, an effect outside the database, and never again once its outcome is known.
 
+        The call cannot use this session, or another one on its transaction: return what you need, and write after it.
+
         The key is the same over every retry and every new claim of the event; pass it to the provider as the
         idempotency key. The result of `call` is stored, and a retry gets it without calling again. After a crash in
         between it is unknown whether the effect happened: then `reconcile(key)` returns `Done(result)` or
@@ -111,6 +115,7 @@ class EffectfulSession(InboxSession):
         self.event = event
         self._claim = claim
         self._ledger: Ledger | None = ledger
+        ledger.check_call = self._check_call
         self._inner: DbSession | None = None
         self.run = self._run_lazily
         self.unsettled: UnsettledEffects = UnsettledEffects()
@@ -143,11 +148,18 @@ class EffectfulSession(InboxSession):
             raise LeaseLostError(LOST.format(self.event.tracking_id))
         if self._ledger is None:
             raise SessionError("this session has ended with the attempt at its event")
+        if self._claim in calling.get():
+            raise SessionError(IN_CALL)
         if self._inner is None:
             inner = DbSession(self._engine)
             inner.__enter__()
             self._inner = inner
         return self._inner.run(operation, *args, **kwargs)
+
+    def _check_call(self) -> None:
+        """Raise if the call of an effect has changed objects, which a flush would write later."""
+        if any(each.has_changes for each in self.guests):
+            raise SessionError(IN_CALL)
 
     def _let_go(self) -> None:
         """End the transaction, in which nothing was written yet, so nothing is locked during the call."""

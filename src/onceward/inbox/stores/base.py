@@ -152,7 +152,7 @@ class Store(EffectRows, RetentionStore):
         super().__init__(clock)
         self.admit_only = OneStatement(
             self.admission,
-            lambda rows, _: rows == 1,
+            lambda found: found[0] == 1,
             lambda transaction, *event: run_by_sqlalchemy(transaction, *self.admission(*event))[0] == 1,
         )
         """`admit` of a key and a digest, without letters, in one statement. An error has to go through `explain`."""

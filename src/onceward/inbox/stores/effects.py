@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.stores.types import Effect, Key
 from onceward.storage.database import Sql
+
+MOST_OF_AN_EVENT = 100
+"""Effects of one event that are listed."""
 
 
 class EffectRows(Sql):
@@ -73,6 +77,15 @@ class EffectRows(Sql):
     def effects(self, transaction: DbTransaction, in_doubt: bool, limit: int) -> list[dict[str, Any]]:
         which = "state = 'intended'" if in_doubt else "1 = 1"
         return self.all(transaction, _EFFECTS.replace("{which}", which), limit=limit)
+
+    def effects_of(
+        self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """All effects of one event, under each of these spellings of its id."""
+        names = {f"tracking_{number}": each for number, each in enumerate(tracking_ids)}
+        which = f"consumer_id = :consumer AND tracking_id IN ({', '.join(f':{name}' for name in names)})"
+        sql = _EFFECTS.replace("{which}", which)
+        return self.all(transaction, sql, consumer=consumer_id, limit=MOST_OF_AN_EVENT, **names)
 
     def has_expired_doubt(self, transaction: DbTransaction, key: Key) -> bool:
         """Whether an effect of this event is in doubt, and its provider may have forgotten the key."""

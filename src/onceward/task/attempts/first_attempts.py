@@ -13,7 +13,7 @@ from math import inf
 from types import CoroutineType, coroutine
 from typing import Any, NamedTuple, cast
 
-from onceward.task.deadlines import Deadlines, TaskTry
+from onceward.task.deadlines import Deadlines, TaskTry, forget_token
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import LifePorts, first_attempt
 from onceward.task.script import DISOWNED, Failed, await_checked, failure_reply
@@ -33,6 +33,7 @@ class Opened(NamedTuple):
 class AsyncFirstAttempts(ABC):
     """The part of the ports that begins first attempts."""
 
+    alone = True
     interruptible: bool
     deadlines: Deadlines
     tries: dict[Any, Any]
@@ -43,6 +44,9 @@ class AsyncFirstAttempts(ABC):
     def is_cancelled(self, task: asyncio.Task[Any]) -> bool: ...
     @abstractmethod
     def failure_reply(self, error: BaseException) -> Failed: ...
+
+    def make_try(self, life: Life) -> TaskTry:
+        return TaskTry(life.limit, work=life, due=inf, task=life.driver)
 
     def open(self, life: Life) -> Any:
         """Begin the first attempt in the life's context. Returns its reply, or what to await for it: a coroutine, or
@@ -78,9 +82,13 @@ class AsyncFirstAttempts(ABC):
             return self.conclude(this, end.value, None)
         except BaseException as error:  # noqa: BLE001
             return self.conclude(this, None, error)
+        return Opened(self.follow(this, given), awaited)
+
+    def follow(self, this: TaskTry, given: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """What awaits what an attempt has begun to await, and returns the reply of the attempt."""
         following = self._follow(this, given)
         next(following)
-        return Opened(following, awaited)
+        return following
 
     @coroutine
     def _follow(self, this: TaskTry, given: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
@@ -109,7 +117,8 @@ class AsyncFirstAttempts(ABC):
         task = this.task
         del self.tries[task]
         this.over = True
-        current_attempt.set(None)
+        current_attempt.follow_work()
+        forget_token(this)
         if this.stuck:
             return DISOWNED
         if this.expired:

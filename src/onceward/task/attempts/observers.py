@@ -7,6 +7,8 @@ nothing to wait for observes instead: what is observed nearest to the handler is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from time import perf_counter
 from types import CoroutineType
 from typing import Any
 
@@ -21,8 +23,8 @@ class StepObserver:
 
     def begins(self, transaction: Transaction) -> Any:
         """Called before an attempt, which is not made if this raises; no other observer sees that. Returns a note for
-        the end of the attempt."""
-        raise NotImplementedError
+        the end of the attempt. This one, which notes the time, is not even called for the innermost."""
+        return perf_counter()
 
     def returned(self, transaction: Transaction, note: Any, result: Any) -> None:
         """The attempt has returned."""
@@ -51,11 +53,8 @@ class ObservingMiddleware(Middleware):
             note = begins(transaction)
             try:
                 result = await call(transaction, *more)
-            except Exception as error:
-                judged = raised(transaction, note, error)
-                if judged is error:
-                    raise
-                raise judged from error
+            except Exception as error:  # noqa: BLE001  observers judge it, and it is raised again
+                raise _judged(raised, transaction, note, error)  # noqa: B904  it has its cause
             returned(transaction, note, result)
             return result
 
@@ -78,64 +77,92 @@ def split(chain: Sequence[Middleware], step: StepInfo) -> tuple[Sequence[Middlew
     return (), observers
 
 
-Functions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
-"""Those of an observer, or of several as one."""
+class _Nobody(StepObserver):
+    """Sees nothing."""
+
+    def begins(self, transaction: Transaction) -> None:
+        pass
+
+    def returned(self, transaction: Transaction, note: Any, result: Any) -> None:
+        pass
+
+    def raised(self, transaction: Transaction, note: Any, error: Exception) -> Exception:
+        return error
 
 
-def _with(outer: StepObserver, begins: Any, returned: Any, raised: Any) -> Functions:
-    """The functions of an inner observer, with those of one around it."""
-    outer_begins, outer_returned, outer_raised = outer.begins, outer.returned, outer.raised
+class _Both(StepObserver):
+    """Two observers as one."""
 
-    def both_begin(transaction: Transaction) -> Any:
-        return outer_begins(transaction), begins(transaction)
+    def __init__(self, outer: StepObserver, inner: StepObserver) -> None:
+        self._outer, self._inner = outer, inner
 
-    def both_returned(transaction: Transaction, note: Any, result: Any) -> None:
-        returned(transaction, note[1], result)
-        outer_returned(transaction, note[0], result)
+    def begins(self, transaction: Transaction) -> Any:
+        return self._outer.begins(transaction), self._inner.begins(transaction)
 
-    def both_raised(transaction: Transaction, note: Any, error: Exception) -> Any:
-        return outer_raised(transaction, note[0], raised(transaction, note[1], error))
+    def returned(self, transaction: Transaction, note: Any, result: Any) -> None:
+        self._inner.returned(transaction, note[1], result)
+        self._outer.returned(transaction, note[0], result)
 
-    return both_begin, both_returned, both_raised
+    def raised(self, transaction: Transaction, note: Any, error: Exception) -> Exception:
+        return self._outer.raised(transaction, note[0], self._inner.raised(transaction, note[1], error))
+
+
+def _judged(
+    raised: Callable[..., Exception], transaction: Transaction, note: Any, error: Exception
+) -> Exception:
+    """What observers make of an error, with that as its cause."""
+    judged = raised(transaction, note, error)
+    if judged is not error:
+        judged.__cause__ = error
+    return judged
 
 
 def observed(
     function: Callable[..., Any], observers: Sequence[StepObserver], *, asynchronous: bool
 ) -> Callable[..., Any]:
-    """Call a handler while these look on, outermost first."""
-    *outer, observer = observers
-    begins, returned, raised = observer.begins, observer.returned, observer.raised
-    for each in reversed(outer):
-        begins, returned, raised = _with(each, begins, returned, raised)
+    """Call a handler while these look on, outermost first. Two of them, as a run without a contract has, are called
+    from here; if there are more, all but the innermost are one."""
+    *others, inner = observers
+    outer = reduce(_Both, others) if others else _Nobody()
+    begins, returned, raised = inner.begins, inner.returned, inner.raised
+    notes_time = type(inner).begins is StepObserver.begins
+    outer_begins, outer_returned, outer_raised = outer.begins, outer.returned, outer.raised
     name = name_of(function)
 
-    def fail(transaction: Transaction, note: Any, error: Exception) -> Exception:
-        judged = raised(transaction, note, error)
-        if judged is not error:
-            judged.__cause__ = error
-        return judged
+    def failure(
+        transaction: Transaction, note: Any, outer_note: Any, error: BaseException, generation: int
+    ) -> BaseException:
+        """What an attempt raises that has raised this."""
+        if forks.generation != generation:
+            end_child(name, error)
+        if not isinstance(error, Exception):
+            return error
+
+        def both_raised(transaction: Transaction, note: Any, error: Exception) -> Exception:
+            return outer_raised(transaction, outer_note, raised(transaction, note, error))
+
+        return _judged(both_raised, transaction, note, error)
 
     def call(transaction: Transaction, /) -> Any:
         generation = forks.generation
-        note = begins(transaction)
+        outer_note = outer_begins(transaction)
+        note = perf_counter() if notes_time else begins(transaction)
         try:
             result = function(transaction)
             if forks.generation != generation:
                 end_child(name)
             if result is not None:
                 check_result(result, function)
-        except BaseException as error:
-            if forks.generation != generation:
-                end_child(name, error)
-            if not isinstance(error, Exception):
-                raise
-            raise fail(transaction, note, error)  # noqa: B904  it has its cause
+        except BaseException as error:  # noqa: BLE001  observers judge it, and it is raised again
+            raise failure(transaction, note, outer_note, error, generation)  # noqa: B904  it has its cause
         returned(transaction, note, result)
+        outer_returned(transaction, outer_note, result)
         return result
 
     async def call_async(transaction: Transaction, /) -> Any:
         generation = forks.generation
-        note = begins(transaction)
+        outer_note = outer_begins(transaction)
+        note = perf_counter() if notes_time else begins(transaction)
         try:
             given = function(transaction)
             result = await (given if type(given) is CoroutineType else check_awaitable(given, function))
@@ -143,13 +170,10 @@ def observed(
                 end_child(name)
             if result is not None:
                 check_result(result, function)
-        except BaseException as error:
-            if forks.generation != generation:
-                end_child(name, error)
-            if not isinstance(error, Exception):
-                raise
-            raise fail(transaction, note, error)  # noqa: B904  it has its cause
+        except BaseException as error:  # noqa: BLE001  observers judge it, and it is raised again
+            raise failure(transaction, note, outer_note, error, generation)  # noqa: B904  it has its cause
         returned(transaction, note, result)
+        outer_returned(transaction, outer_note, result)
         return result
 
     return call_async if asynchronous else call

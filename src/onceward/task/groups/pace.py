@@ -1,8 +1,8 @@
 """Whether events wait for each other and share a commit, or run beside each other with a commit each.
 
-Quick handlers are always grouped. Of others, the way is chosen that ends more events per second: handlers that share an
-event loop or an interpreter take long beside each other, and are quick in a group; those that wait for something else
-are not. Only trying tells which they are. So the other way is tried now and then, for a few groups.
+Quick handlers are always grouped. Of others, the way is chosen that ends more events per second: handlers that share
+an event loop or an interpreter take long beside each other, and are quick in a group; those that wait for something
+else are not. Only trying tells which they are. So a worker tries the other way from time to time, for a few groups.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class IdsInFlight:
 
     def __init__(self) -> None:
         self.holders: dict[str, Life] = {}
-        self._waiting: dict[str, deque[tuple[Waiting, Life]]] = {}
+        self.waiting: dict[str, deque[tuple[Waiting, Life]]] = {}
         self._lock = threading.Lock()
 
     def wait(self, life: Life, place: Waiting) -> bool:
@@ -38,7 +38,7 @@ class IdsInFlight:
         key = life.transaction.id
         with self._lock:
             # Queue first, then check again: a holder that leaves now either sees us or frees the id.
-            line = self._waiting.setdefault(key, deque())
+            line = self.waiting.setdefault(key, deque())
             line.append((place, life))
             holder = self.holders.setdefault(key, life)
             if holder is not life and not holder.stuck:
@@ -46,7 +46,7 @@ class IdsInFlight:
             life.blocked = holder.stuck
             line.pop()
             if not line:
-                del self._waiting[key]
+                del self.waiting[key]
             return True
 
     def release(self, life: Life) -> None:
@@ -54,12 +54,17 @@ class IdsInFlight:
         key = life.transaction.id
         if self.holders.get(key) is not life:
             return
-        if not self._waiting:
+        if not self.waiting:
             del self.holders[key]
-            if not self._waiting:
+            if not self.waiting:
                 return
+        self.pass_on(life)
+
+    def pass_on(self, life: Life) -> None:
+        """Give the id that `life` has, or had until now, to the next in line."""
+        key = life.transaction.id
         with self._lock:
-            line = self._waiting.get(key)
+            line = self.waiting.get(key)
             if line is None:
                 if self.holders.get(key) is life:
                     del self.holders[key]
@@ -71,13 +76,13 @@ class IdsInFlight:
                 return  # a newcomer was faster; it calls up the next when it leaves
             line.popleft()
             if not line:
-                del self._waiting[key]
+                del self.waiting[key]
         place.call_up(successor)
 
     def block(self, life: Life) -> None:
         """`life` is stuck: lives waiting for its id go on as blocked."""
         with self._lock:
-            line = self._waiting.pop(life.transaction.id, deque())
+            line = self.waiting.pop(life.transaction.id, deque())
         for place, waiting in line:
             waiting.blocked = True
             place.call_up(waiting)
@@ -86,11 +91,11 @@ class IdsInFlight:
         """Remove the lives of `place` from the queue, and return them."""
         withdrawn: list[Life] = []
         with self._lock:
-            for key, line in list(self._waiting.items()):
+            for key, line in list(self.waiting.items()):
                 withdrawn += [life for where, life in line if where is place]
                 stay = deque((where, life) for where, life in line if where is not place)
                 if stay:
-                    self._waiting[key] = stay
+                    self.waiting[key] = stay
                 else:
-                    del self._waiting[key]
+                    del self.waiting[key]
         return withdrawn
