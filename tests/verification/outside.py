@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import atexit
 import logging
@@ -259,6 +260,19 @@ def sends_over_an_open_file(event: Event, session: Any) -> None:
         file.flush()  # outside
 
 
+def starts_a_bare_thread_and_waits(event: Event, session: Any) -> None:
+    save(event, session)
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def work() -> None:
+        (FOLDER / "bare").open("a").close()  # outside
+        done.release()
+
+    _thread.start_new_thread(work, ())
+    done.acquire()
+
+
 def writes_to_an_open_file(event: Event, session: Any) -> None:  # outside
     save(event, session)
     JOURNAL.write("an order came")
@@ -272,6 +286,7 @@ ELSEWHERE = [
     calls_in_a_task_group,
     submits_and_waits,
     starts_a_thread_and_waits,
+    starts_a_bare_thread_and_waits,
     runs_a_loop,
     starts_a_process,
     sends_over_an_open_connection,

@@ -57,6 +57,12 @@ def new_ids(transaction: Transaction, session: Any) -> None:
 
 
 @consumer
+def into_memory(transaction: Transaction, session: Any) -> None:
+    save(transaction, session)
+    session.send("memory://orders", transaction.payload)
+
+
+@consumer
 def ids_of_the_day(transaction: Transaction, session: Any) -> None:
     save(transaction, session)
     session.send(ship, transaction.payload, id=f"{transaction.id}-{datetime.now(UTC):%Y-%m}")

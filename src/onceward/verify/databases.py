@@ -19,11 +19,12 @@ from sqlalchemy.exc import ArgumentError, ProgrammingError
 
 from onceward._secrets import mask_url, remember
 from onceward.db.engines import connect_arguments
+from onceward.db.poolers import expect_poolers
 from onceward.errors import ConfigurationError
-from onceward.inbox.evidence.gate import is_denied
 from onceward.storage import migrations
-from onceward.verify import tables
+from onceward.storage.privileges import is_denied
 from onceward.verify.children import PREPARING, run_in_child
+from onceward.verify.rows import schema, tables
 
 PATIENCE = 3.0
 """Seconds that a SQLite connection waits for a lock."""
@@ -35,7 +36,7 @@ class Databases(ABC):
     backend: str
 
     @abstractmethod
-    def prepare(self, build: Callable[[Engine], None]) -> list[tables.Table]:
+    def prepare(self, build: Callable[[Engine], None]) -> list[schema.Table]:
         """Build the template; return the tables to compare. In a child."""
 
     @abstractmethod
@@ -54,7 +55,7 @@ class Databases(ABC):
         """The level of its transactions; empty if there is only one. In a child, when the template is built."""
         return ""
 
-    def learn(self, found: list[tables.Table]) -> None:  # noqa: B027  SQLite has no use for it
+    def learn(self, found: list[schema.Table]) -> None:  # noqa: B027  SQLite has no use for it
         """Take over what `prepare` returned: it ran in a child, this runs in the parent."""
 
     @property
@@ -101,7 +102,7 @@ def engine_at(url: URL) -> Engine:
         engine = create_engine(url, connect_args={"timeout": PATIENCE})
         event.listen(engine, "connect", _disable_fsync)
         return engine
-    return create_engine(url, connect_args=connect_arguments(url))
+    return expect_poolers(create_engine(url, connect_args=connect_arguments(url)))
 
 
 def async_engine_at(url: URL) -> Any:
@@ -113,7 +114,7 @@ def async_engine_at(url: URL) -> Any:
         engine = create_async_engine(url, connect_args={**connect_arguments(url), "timeout": PATIENCE})
         event.listen(engine.sync_engine, "connect", _disable_fsync)
         return engine
-    return create_async_engine(url, connect_args=connect_arguments(url))
+    return expect_poolers(create_async_engine(url, connect_args=connect_arguments(url, asynchronous=True)))
 
 
 def preload_driver(url: URL, asynchronous: bool) -> None:
@@ -142,12 +143,12 @@ class SqliteFiles(Databases):
         self._template = self._folder / "template.db"
         self._numbers = count(1)
 
-    def prepare(self, build: Callable[[Engine], None]) -> list[tables.Table]:
+    def prepare(self, build: Callable[[Engine], None]) -> list[schema.Table]:
         engine = engine_at(self._at(self._template))
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode = WAL").close()
         build(engine)
-        found = tables.describe(engine)
+        found = schema.describe(engine)
         engine.dispose()  # closing the last connection checkpoints the log into the one file
         return found
 
@@ -184,7 +185,7 @@ class PostgreSqlDatabases(Databases):
         self._tables: list[str] = []
         self._places: set[tuple[str, str]] = set()
 
-    def prepare(self, build: Callable[[Engine], None]) -> list[tables.Table]:
+    def prepare(self, build: Callable[[Engine], None]) -> list[schema.Table]:
         try:
             self._do(f'CREATE DATABASE "{self._name}"')
         except ProgrammingError as error:
@@ -197,9 +198,9 @@ class PostgreSqlDatabases(Databases):
             ) from None
         engine = self._engine(self._url.set(database=self._name))
         build(engine)
-        return tables.describe(engine)
+        return schema.describe(engine)
 
-    def learn(self, found: list[tables.Table]) -> None:
+    def learn(self, found: list[schema.Table]) -> None:
         self._has_rows = any(table.has_rows for table in found)
         self._tables = [table.quoted for table in found] + list(tables.OWN)
         self._places = {table.place for table in found}
@@ -226,8 +227,8 @@ class PostgreSqlDatabases(Databases):
         engine = self._engine(url)
         with engine.begin() as connection:
             quote = connection.dialect.identifier_preparer.quote
-            for schema, name in set(tables.places(connection)) - self._places:  # created by the handler
-                connection.exec_driver_sql(f"DROP TABLE IF EXISTS {quote(schema)}.{quote(name)} CASCADE")
+            for place, name in set(schema.places(connection)) - self._places:  # created by the handler
+                connection.exec_driver_sql(f"DROP TABLE IF EXISTS {quote(place)}.{quote(name)} CASCADE")
             checks = ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in self._tables)
             filled = connection.exec_driver_sql(f"SELECT {checks}").one()
             used = [table for table, is_used in zip(self._tables, filled, strict=True) if is_used]
@@ -239,7 +240,8 @@ class PostgreSqlDatabases(Databases):
         run_in_child(lambda _: self._do(*drops), PREPARING)
 
     def _engine(self, url: URL, **options: Any) -> Engine:
-        return create_engine(url, poolclass=NullPool, connect_args=connect_arguments(url), **options)
+        made = create_engine(url, poolclass=NullPool, connect_args=connect_arguments(url), **options)
+        return expect_poolers(made)
 
     def _do(self, *statements: str) -> None:
         engine = self._engine(self._url, isolation_level="AUTOCOMMIT")

@@ -12,6 +12,7 @@ import os
 import platform
 import socket
 import time
+import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,9 +20,21 @@ import msgspec
 
 from onceward.transaction import Transaction
 
-LATER = timedelta(days=32, hours=1, minutes=1, seconds=1)
-"""Another month, day of the month, hour and minute."""
+
+def another_day(now: datetime) -> timedelta:
+    """The time until another month, day of the month, hour and minute, and from a weekday to a weekend or back."""
+    found = timedelta(days=32, hours=1, minutes=1, seconds=1)
+    while ((now + found).weekday() < 5) is (now.weekday() < 5):
+        found += timedelta(days=1)
+    return found
+
+
+LATER = another_day(datetime.now())
 HOST = "another-host"
+NODE = 0x0242AC110002
+"""The number of its network card."""
+_CLOCKS = ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI")
+"""What tells the time of day, not how long something took."""
 _NOW: Any = vars(datetime)["now"]
 
 
@@ -35,6 +48,10 @@ def go_elsewhere() -> None:
     real, seconds = time.time, LATER.total_seconds()
     time.time = lambda: real() + seconds
     time.time_ns = lambda: int(time.time() * 1e9)
+    clocks = [getattr(time, name) for name in _CLOCKS if hasattr(time, name)]
+    gettime, gettime_ns = time.clock_gettime, time.clock_gettime_ns
+    time.clock_gettime = lambda clock: gettime(clock) + (seconds if clock in clocks else 0)
+    time.clock_gettime_ns = lambda clock: gettime_ns(clock) + (int(seconds * 1e9) if clock in clocks else 0)
     for name in ("localtime", "gmtime", "ctime"):
         setattr(time, name, _with_now(getattr(time, name)))
     strftime = time.strftime
@@ -46,6 +63,7 @@ def go_elsewhere() -> None:
     platform.node = socket.gethostname = lambda: HOST
     getfqdn = socket.getfqdn
     socket.getfqdn = lambda name="": getfqdn(name) if name else HOST
+    uuid.getnode = lambda: NODE
     os.environ.update({name: HOST for name in ("HOSTNAME", "HOST") if name in os.environ})
 
 

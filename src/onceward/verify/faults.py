@@ -12,22 +12,20 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
-from functools import cache
-from importlib import import_module
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy.exc import OperationalError
 
 from onceward._sync import as_coroutine, as_function
 from onceward.db import LockTimeoutError, operations
-from onceward.inbox import EffectRefused
+from onceward.inbox import Done, EffectRefused
 from onceward.outbox.outbox import HandlerSends
 from onceward.task.base import AsyncTask
 from onceward.verify.children import Watchdog
+from onceward.verify.failures import failed_statement
 from onceward.verify.watch import blockade
 from onceward.verify.watch.background import note_left_by_effect, note_left_running
-from onceward.verify.watch.calls import ADDRESS, OutsideCall, recording
+from onceward.verify.watch.calls import ADDRESS, OutsideCall, WatchedEffect, recording
 from onceward.verify.watch.escapes import in_session
 from onceward.verify.watch.inheritance import note_writes
 from onceward.verify.watch.intrusions import Phase, Scope, during, during_effect, note_temporary
@@ -57,18 +55,20 @@ class DeliveryBoundary(StrEnum):
 
     BEFORE_DEDUP = "before the dedup decision"
     BEFORE_HANDLER = "before the handler"
+    QUERY_FAILS = "instead of query"
     LOCK_FAILS = "instead of lock"
     STATEMENT_FAILS = "instead of write"
     AFTER_WRITE = "after write"
     EFFECT_FAILS = "instead of effect"
     CALL_FAILS = "instead of the first call of a service in effect"
+    RECONCILE_FAILS = "instead of the first call of a service in reconcile of effect"
     AFTER_EFFECT = "after effect"
     BEFORE_COMMIT = "before the commit"
     AFTER_COMMIT = "after the commit, before the acknowledgement"
 
 
 IN_EFFECTS = (DeliveryBoundary.EFFECT_FAILS, DeliveryBoundary.AFTER_EFFECT)
-STATEMENTS = (DeliveryBoundary.LOCK_FAILS, DeliveryBoundary.STATEMENT_FAILS)
+STATEMENTS = (DeliveryBoundary.QUERY_FAILS, DeliveryBoundary.LOCK_FAILS, DeliveryBoundary.STATEMENT_FAILS)
 """Statements that fail. A handler may try these again."""
 
 
@@ -81,10 +81,13 @@ class Fault(msgspec.Struct, frozen=True):
     action: Literal["raise", "kill", "hold"] = "raise"
     lasts: bool = False
     """Whether it happens to those after it, too, until the delivery ends. Otherwise it happens once."""
+    state: str = ""
+    """The SQLSTATE of a statement that fails."""
 
     def __str__(self) -> str:
         which = f" {self.number}" if self.number else ""
-        return f"{self.boundary}{which}{' and those after it' if self.lasts else ''}"
+        state = f", with SQLSTATE {self.state}" if self.state else ""
+        return f"{self.boundary}{which}{' and those after it' if self.lasts else ''}{state}"
 
     def hits(self, boundary: DeliveryBoundary, number: int) -> bool:
         return self.boundary is boundary and (self.number == number or (self.lasts and number > self.number))
@@ -134,6 +137,7 @@ class Probe:
         """Begin a new delivery."""
         self.fault = fault
         self.writes = 0
+        self.queries = 0
         self.locks = 0
         self.effects = 0
         self.touched = False
@@ -159,6 +163,8 @@ class Probe:
         """Calls that were made again with another key, although the provider gave no answer."""
         self.unheard: list[str] = []
         """Effects that returned, although the provider gave no answer to their only call."""
+        self.assumed: list[str] = []
+        """Effects that reconcile called done or refused, although the provider gave no answer."""
         self.said: list[str] = []
         """The statements of the writes."""
         self.unsent: BaseException | None = None
@@ -186,7 +192,7 @@ class Probe:
         if waits:
             raise LockTimeoutError(str(error))
         if boundary in STATEMENTS:
-            raise _failed_statement(self._drivers())("a statement of the handler", None, error)
+            raise failed_statement(error, self._drivers(), fault.state)
         raise error
 
     # ── the consumer ────────────────────────────────────────────────────────────────────────────────────
@@ -198,7 +204,7 @@ class Probe:
         process = inner(task.process_transaction)
 
         async def process_transaction(transaction: Any, session: Any) -> Any:
-            self.called = True
+            self.called, self.fired_inside = True, False  # the inbox may call it again, after a deadlock
             self.reach(DeliveryBoundary.BEFORE_HANDLER)
             coroutine = process(transaction, session)
             if asynchronous:
@@ -293,6 +299,22 @@ class Probe:
                 self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result
 
+            reconcile = more.pop("reconcile", None)
+
+            async def reconciled(key: str) -> Any:
+                unanswered = self.fault == Fault(DeliveryBoundary.RECONCILE_FAILS, number)
+                with recording(name, key, [], unanswered=unanswered) as asked:
+                    try:
+                        answer = await inner(reconcile)(key)
+                    except EffectRefused:
+                        self._note_assumed(asked)
+                        raise
+                if isinstance(answer, Done):
+                    self._note_assumed(asked)
+                return answer
+
+            if reconcile is not None:
+                more["reconcile"] = outer(reconciled)
             note_writes()
             with during(Phase.OFF):
                 return await effect(name, outer(called), **more)
@@ -328,22 +350,23 @@ class Probe:
             self.locks += 1
             self.reach(DeliveryBoundary.LOCK_FAILS, self.locks, inside=True, waits=waits)
         if not _writes(operation, args):
+            if operation in _MAY_WRITE and is_query(str(args[0])):
+                self.queries += 1
+                self.reach(DeliveryBoundary.QUERY_FAILS, self.queries, inside=True)
             return 0
         self.writes += 1
         self.said.append(ADDRESS.sub("", f"{args[0]} {args[1:]}"))
         self.reach(DeliveryBoundary.STATEMENT_FAILS, self.writes, inside=True)
         return self.writes
 
+    def _note_assumed(self, asked: WatchedEffect) -> None:
+        """Reconcile knows an answer. It cannot have got it, if its only call was not answered."""
+        if asked.lost is not None and not asked.calls:
+            self.assumed.append(asked.name)
+
     def _next_effect(self) -> int:
         self.effects += 1
         return self.effects
-
-
-@cache
-def _failed_statement(drivers: frozenset[str]) -> type[OperationalError]:
-    """What a handler may catch around a statement: SQLAlchemy's error, and those of the drivers that it uses itself."""
-    errors = (import_module(each).OperationalError for each in sorted(drivers))
-    return type("OperationalError", (OperationalError, *errors), {}) if drivers else OperationalError
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:

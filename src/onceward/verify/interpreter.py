@@ -27,16 +27,17 @@ from typing import Any
 import msgspec
 from sqlalchemy import URL
 
-from onceward.app.app import Onceward, consumers_of
+from onceward.app.app import consumers_of
+from onceward.app.consumer import Consumer
 from onceward.errors import ConfigurationError
 from onceward.inbox.evidence.modules import SCRIPT
 from onceward.task.lifecycle import text_of
 from onceward.transaction import Transaction
-from onceward.verify import tables
 from onceward.verify.children import PREPARING, Watchdog, detach_from_parent, preload, watch
 from onceward.verify.databases import preload_driver
 from onceward.verify.elsewhere import go_elsewhere
 from onceward.verify.plan import VerificationPlan, plan_of
+from onceward.verify.rows import schema
 from onceward.verify.stage import Stage
 from onceward.verify.watch import blockade, intrusions
 
@@ -118,7 +119,7 @@ def _answer_all(answers: Connection) -> None:
         answers.send(answer)
 
 
-def _answer(stage: Stage, task: Any, question: Transaction | list[tables.Table]) -> Any:
+def _answer(stage: Stage, task: Any, question: Transaction | list[schema.Table]) -> Any:
     """Deliver an event, or read the rows of tables."""
     if isinstance(question, Transaction):
         stage.expire_leases()
@@ -160,18 +161,27 @@ def _load_script(path: str) -> None:
     vars(module).update(runpy.run_path(path, run_name=SPAWNED))
 
 
+def is_consumer(consumer: Consumer, name: str, qualname: str) -> bool:
+    """Whether this consumer of an app has these names, its own and its function's."""
+    return consumer.name == name and consumer.function.__qualname__ == qualname
+
+
 def _find(journey: Journey, modules: list[Any]) -> Any:
-    """The consumer by its name in its module, or else among those of an app in one of the modules."""
+    """The consumer by its name in its module, or else among those of all apps."""
     found: Any = modules[0]
     for part in journey.qualname.split("."):
         found = getattr(found, part, None)
     if isinstance(found, type):
         return found
-    apps = [each for module in modules for each in vars(module).values() if isinstance(each, Onceward)]
-    known = [*consumers_of(found), *((app, each) for app in apps for each in app.consumers.values())]
-    for _, each in known:
-        if each.name == journey.name and each.function.__qualname__ == journey.qualname:
-            return each
+    alike = [each for _, each in consumers_of() if is_consumer(each, journey.name, journey.qualname)]
+    if alike:  # other apps may have a consumer of the same name
+        return max(
+            alike,
+            key=lambda each: (
+                each.contract is not None and each.contract.consumer_id == journey.consumer_id,
+                each.function.__module__ == journey.modules[0],
+            ),
+        )
     if found is None:
         raise ConfigurationError(f"{journey.modules[0]} has no {journey.qualname} when it is imported again")
     return found

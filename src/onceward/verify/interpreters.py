@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import onceward
@@ -22,11 +21,11 @@ from onceward._files.sockets import place_for_sockets
 from onceward.app.app import consumers_of
 from onceward.inbox.evidence.modules import SCRIPT, syntax_tree
 from onceward.transaction import Transaction
-from onceward.verify import tables
 from onceward.verify.children import Died, value_of
-from onceward.verify.interpreter import UNAVAILABLE, Journey
+from onceward.verify.interpreter import UNAVAILABLE, Journey, is_consumer
 from onceward.verify.luggage import pack
 from onceward.verify.plan import VerificationPlan
+from onceward.verify.rows import schema
 from onceward.verify.stage import Delivery
 from onceward.verify.trial import NotChecked, SharedDatabase
 
@@ -81,7 +80,7 @@ class Conversation:
         deliveries: list[Delivery] = self.ask(pickle.dumps(event))
         return deliveries
 
-    def rows(self, found: list[tables.Table]) -> Any:
+    def rows(self, found: list[schema.Table]) -> Any:
         """The rows, the tables, and outside calls that were made or stopped."""
         return self.ask(pickle.dumps(found))
 
@@ -156,18 +155,23 @@ def _script() -> str:
 
 
 def _who_know(consumer: Any, home: str) -> Iterator[str]:
-    """The other modules of its package that have the consumer or its app: they may register something it uses."""
+    """The other modules that have its app, which makes a consumer of an imported function, and those of its package
+    that have the consumer or its app: they may register something it uses."""
     known: Any = sys.modules.get(home)
     for part in consumer.__qualname__.split("."):
         known = getattr(known, part, None)
-    things = [consumer, known, *(app for app, _ in consumers_of(known))]
+    apps = [
+        app for app, each in consumers_of() if is_consumer(each, consumer.__name__, consumer.__qualname__)
+    ]
     package = home.partition(".")[0]
     for name, module in list(sys.modules.items()):
         last = name.rpartition(".")[2]
         is_test = last.startswith("test_") or last.endswith("_test") or last == "conftest"
-        if name.partition(".")[0] == package and name != home and not is_test and _has(module, things):
+        things = [*apps, consumer, known] if name.partition(".")[0] == package else apps
+        if name not in (home, SCRIPT) and not is_test and _has(module, things):
             yield name
 
 
-def _has(module: ModuleType, things: list[Any]) -> bool:
-    return any(value is each for value in vars(module).values() for each in things if each is not None)
+def _has(module: object, things: list[Any]) -> bool:
+    names = list(getattr(module, "__dict__", {}).values())  # sys.modules may hold anything
+    return any(value is each for value in names for each in things if each is not None)

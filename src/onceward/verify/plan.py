@@ -7,6 +7,7 @@ import inspect
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +22,8 @@ from onceward.errors import ConfigurationError
 from onceward.inbox import Contract, Event
 from onceward.inbox.errors import ContractError
 from onceward.inbox.evidence.scenarios import CLEAN, NAMES
+from onceward.limits.limit import KeyProblem, KeyReader
+from onceward.order.rule import OrderRule
 from onceward.task.base import AsyncTask, BaseTask
 from onceward.transaction import Transaction
 from onceward.verify.fakes import replace_services
@@ -103,6 +106,27 @@ class VerificationPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The services that a function of an app takes."""
         taken: Injection | None = getattr(self.consumer, "injection", None)
         return taken if taken and taken.parameters else None
+
+    def line_of(self, event: Transaction) -> str | None:
+        """The key in whose line the event waits for those before it, also for dead ones; None if it may overtake."""
+        rule = getattr(self.consumer, "order_rule", None)
+        return rule.key_of(event) if isinstance(rule, OrderRule) and rule.holds else None
+
+    def keys_of(self, event: Transaction) -> dict[str, str | None]:
+        """What the functions of the consumer for `order_by` and `Limit(by=…)` return, by their names."""
+        rule, reader = getattr(self.consumer, "order_rule", None), getattr(self.consumer, "limit_keys", None)
+        found: dict[str, str | None] = {}
+        if isinstance(rule, OrderRule) and callable(rule.by):
+            found["order_by"] = rule.key_of(event)
+        if isinstance(reader, KeyReader) and reader.is_function:
+            with suppress(KeyProblem):
+                found["Limit(by=…)"] = reader.key_of(event.payload)
+        return found
+
+    def may_meet(self, one: Transaction, other: Transaction) -> bool:
+        """Whether the two may run at the same time, or in either order."""
+        line = self.line_of(one)
+        return line is None or line != self.line_of(other)
 
     def services(self, engine: Any) -> dict[Any, Any]:
         given = self.options.services

@@ -16,11 +16,12 @@ from onceward.inbox.evidence.distributions import versions_in_use
 from onceward.inbox.evidence.evidence import terms_of
 from onceward.inbox.evidence.proof import types_without_sample
 from onceward.inbox.evidence.scenarios import INTERPRETERS, NAMES
-from onceward.verify import interpreters, tables
+from onceward.verify import interpreters
 from onceward.verify.children import PREPARING, Died, Hung, preload, run_in_child
 from onceward.verify.databases import Databases, databases_of, preload_driver
 from onceward.verify.plan import VerificationPlan
 from onceward.verify.report import NOT_CHECKED, Finding, ScenarioResult, ScenarioStatus, VerificationReport
+from onceward.verify.rows import schema
 from onceward.verify.scenarios import NEEDS_NO_ORACLE, SCENARIOS
 from onceward.verify.trial import Assessment, NotApplicable, NotChecked, Trial
 from onceward.verify.watch.intrusions import blame, claim_package
@@ -66,13 +67,13 @@ def run(plan: VerificationPlan, progress: Progress = lambda name, result: None) 
             f"{table.name}.{column}"
             for table in found
             for column in table.columns
-            if column not in tables.compared_columns(table, plan.options.exclude)
+            if column not in schema.compared_columns(table, plan.options.exclude)
         ),
     )
 
 
 @contextmanager
-def _template(plan: VerificationPlan, databases: Databases) -> Iterator[list[tables.Table]]:
+def _template(plan: VerificationPlan, databases: Databases) -> Iterator[list[schema.Table]]:
     """Build the template database, yield its tables, and remove all databases at the end."""
 
     def build(engine: Engine) -> None:
@@ -83,7 +84,7 @@ def _template(plan: VerificationPlan, databases: Databases) -> Iterator[list[tab
             check_result(plan.options.setup(engine), plan.options.setup)
 
     try:
-        found: list[tables.Table] = run_in_child(lambda _: databases.prepare(build), PREPARING).value()
+        found: list[schema.Table] = run_in_child(lambda _: databases.prepare(build), PREPARING).value()
         databases.learn(found)
         preload_driver(databases.next_url(), plan.asynchronous)
         yield found

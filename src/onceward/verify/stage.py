@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, Self
@@ -21,25 +21,33 @@ from onceward._sync import as_coroutine, run_blocking
 from onceward.app.lifespan import open_services_async
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.inbox import AsyncInbox, Inbox
+from onceward.inbox.effects import Claim, key_of
+from onceward.inbox.stores.types import Key
 from onceward.outbox.outbox import Place
 from onceward.task.groups import pace, together
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.work import Outcome, OutcomeStatus
 from onceward.transaction import Settlement, Transaction, Verdict
-from onceward.verify import tables
 from onceward.verify.children import Watchdog
 from onceward.verify.databases import async_engine_at, engine_at
 from onceward.verify.fakes import names_of, outside_services, replace_services
 from onceward.verify.faults import DeliveryBoundary, Fault, Probe
 from onceward.verify.plan import VerificationPlan
+from onceward.verify.rows import schema, tables
 from onceward.verify.watch import background, blockade, intrusions
 from onceward.verify.watch.calls import OutsideCall
 from onceward.verify.watch.intrusions import Phase, during
 from onceward.verify.watch.service import outside
 
+AGAIN = {name: {"retry": {"max_attempts": 2}} for name in ("process", "success")}
+TRY_AGAIN = ConsumerPolicy.model_validate({"steps": AGAIN})
 POSTPONED_FOR = 0.02
 """Seconds until a postponed event is delivered again."""
+
+
+Keys = Mapping[str, str | None]
+"""Those by which a consumer keeps order and is limited."""
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -51,6 +59,7 @@ class Delivery(msgspec.Struct, frozen=True):
     called: bool = False
     """Whether the handler was called."""
     writes: int = 0
+    queries: int = 0
     locks: int = 0
     """Statements that wait for a lock."""
     effects: int = 0
@@ -73,8 +82,12 @@ class Delivery(msgspec.Struct, frozen=True):
     """Effects that returned, although the provider gave no answer to their only call."""
     said: tuple[str, ...] = ()
     """The statements of the writes."""
+    assumed: tuple[str, ...] = ()
+    """Effects that reconcile called done or refused, although the provider gave no answer."""
     unsent: str = ""
     """Why a message was not sent, although the handler returned."""
+    keys: tuple[Keys, Keys] = ({}, {})
+    """Those of the event, before its delivery: each is computed twice."""
 
     @property
     def succeeded(self) -> bool:
@@ -93,6 +106,7 @@ class Stage:
         # The production gate would refuse a consumer that is not proven yet.
         self.inbox: Any = (AsyncInbox if plan.asynchronous else Inbox)(self.engine)
         self.inbox.set_gate(production=False)
+        self._fix_keys()
         outbox = getattr(plan.consumer, "outbox", None)
         if outbox is not None:
             outbox.move(Place(url.get_backend_name(), url.database))
@@ -169,6 +183,10 @@ class Stage:
         deliveries: list[Delivery] = self._run(self._settle(task, event, fault))
         return deliveries
 
+    def settle_in_place(self, task: Any, event: Transaction, fault: Fault) -> list[Delivery]:
+        """Deliver an event with a policy that tries it again at once: in the same thread, task and context."""
+        return [self._run(self._deliver(task, event, fault, TRY_AGAIN))]
+
     def settle_together(
         self, task: Any, events: Sequence[Transaction], fault: Fault | None, at_once: int = 1
     ) -> list[str]:
@@ -185,15 +203,17 @@ class Stage:
         task.connectors = {"source": (feed := EventFeed(events))}
         task.probe_of_verification.begin(fault)
         self.watchdog.pet(f"{len(events)} events together")
-        again = {"retry": {"max_attempts": 2}}
         loop = {"batch": {"size": len(events)}, "concurrency": {"value": at_once}}
-        policy = ConsumerPolicy.model_validate({"loop": loop, "steps": {"process": again, "success": again}})
+        policy = ConsumerPolicy.model_validate({"loop": loop, "steps": AGAIN})
         for module, limit in ((together, "LONGEST"), (pace, "QUICK")):
             setattr(module, limit, self.plan.options.timeout)  # no machine is too slow for a group
         until = time.monotonic() + self.plan.options.timeout
         while feed.left and time.monotonic() < until:
-            with during(Phase.EARLY, processor=self.inbox.processor):
-                await consume(policy)
+            try:
+                with during(Phase.EARLY, processor=self.inbox.processor):
+                    await consume(policy)
+            except SystemExit as error:
+                return [f"a handler ended its process: {_text(error)}"]
             if feed.left:
                 await self.sleep(POSTPONED_FOR)
         failed = [f"event {each.transaction.id!r} failed: {each.error}" for each in feed.failed]
@@ -265,21 +285,26 @@ class Stage:
             else:
                 fault = None
 
-    async def _deliver(self, task: Any, event: Transaction, fault: Fault | None) -> Delivery:
+    async def _deliver(
+        self, task: Any, event: Transaction, fault: Fault | None, policy: ConsumerPolicy | None = None
+    ) -> Delivery:
         start = task.start_processing if self.plan.asynchronous else as_coroutine(task.start_processing)
         probe: Probe = task.probe_of_verification
         probe.begin(fault)
         if fault is not None and fault.boundary is DeliveryBoundary.BEFORE_DEDUP:
             self._arm_store(probe)
+        self.watchdog.pet(f"the keys of event {event.id!r}")
+        with during(Phase.EARLY):
+            keys = self.plan.keys_of(event), self.plan.keys_of(event)
         self.watchdog.pet(f"the handler with event {event.id!r}")
         try:
             with during(Phase.EARLY, processor=self.inbox.processor):
-                outcome = await start(event)
+                outcome = await start(event, policy)
         except (Exception, SystemExit) as error:  # noqa: BLE001  user code may exit; the kit goes on
-            return Delivery(event.id, OutcomeStatus.ABANDONED, error=_text(error))
+            return Delivery(event.id, OutcomeStatus.ABANDONED, error=_text(error), keys=keys)
         finally:
             await self._linger(probe)
-        return _delivery(event, outcome, probe)
+        return _delivery(event, outcome, probe, keys)
 
     async def _linger(self, probe: Probe) -> None:
         """Wait a little for what the consumer left running, to see what it does."""
@@ -291,6 +316,19 @@ class Stage:
 
     async def sleep(self, seconds: float) -> None:
         await (asyncio.sleep if self.plan.asynchronous else as_coroutine(time.sleep))(seconds)
+
+    def _fix_keys(self) -> None:
+        """Give an effect the same key whichever start of its event calls it first, so what a handler or a fake makes of
+        the key, such as a digest, can be compared."""
+        store = self.inbox.processor.store
+        intend = store.intend
+
+        def intend_with_fixed_key(
+            transaction: Any, key: Key, name: str, token: int, _: str, valid_for: float | None
+        ) -> Any:
+            return intend(transaction, key, name, token, key_of(Claim(key, 1), name), valid_for)
+
+        store.intend = intend_with_fixed_key
 
     def _arm_store(self, probe: Probe) -> None:
         """Inject the fault when the store is first asked whether the event is new."""
@@ -310,12 +348,12 @@ class Stage:
 
     # ── the database ────────────────────────────────────────────────────────────────────────────────────
 
-    def rows(self, found: list[tables.Table], *, all_columns: bool = False) -> tables.Rows:
+    def rows(self, found: list[schema.Table], *, all_columns: bool = False) -> tables.Rows:
         """The rows of the tables; adds tables that the handler has created to them."""
         exclude = () if all_columns else self.plan.options.exclude
 
         def read(connection: Any) -> tables.Rows:
-            found.extend(tables.discover(connection, found))
+            found.extend(schema.discover(connection, found))
             return tables.read(connection, found, exclude)
 
         rows: tables.Rows = self._on_connection(read)
@@ -339,7 +377,7 @@ class Stage:
         return run_blocking(work) if self._runner is None else self._runner.run(work)
 
 
-def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
+def _delivery(event: Transaction, outcome: Outcome, probe: Probe, keys: tuple[Keys, Keys]) -> Delivery:
     error = outcome.error
     return Delivery(
         event.id,
@@ -347,6 +385,7 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         outcome.duplicate,
         probe.called,
         probe.writes,
+        probe.queries,
         probe.locks,
         probe.effects,
         probe.touched,
@@ -359,7 +398,9 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         tuple(probe.rekeyed),
         tuple(probe.unheard),
         tuple(probe.said),
+        tuple(probe.assumed),
         "" if probe.unsent is None or not probe.returned else _text(probe.unsent),
+        keys,
     )
 
 

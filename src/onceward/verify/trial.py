@@ -11,17 +11,25 @@ from sqlalchemy import URL
 
 from onceward.task.work import OutcomeStatus
 from onceward.transaction import Transaction
-from onceward.verify import tables
 from onceward.verify.children import PREPARING, ChildExit, Watchdog, run_at_once, run_in_child
 from onceward.verify.databases import Databases
 from onceward.verify.faults import Fault
 from onceward.verify.plan import VerificationPlan
 from onceward.verify.report import Finding
+from onceward.verify.rows import schema, tables
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.watch import background, blockade, intrusions
 
 Act = Callable[[Stage], Any]
+MORE_CLEAN = 3
+"""Clean deliveries that show what is left to chance."""
 DIFFERS = "the database differs from that of one clean delivery"
+
+
+_KEYS = {
+    "order_by": "after a restart, or in another process, it does not wait for the events of its first key",
+    "Limit(by=…)": "processes count its starts by different keys",
+}
 
 
 class NotApplicable(Exception):
@@ -62,7 +70,7 @@ class SharedDatabase:
 class Trial:
     """One verification, as its scenarios see it."""
 
-    def __init__(self, plan: VerificationPlan, databases: Databases, found: list[tables.Table]) -> None:
+    def __init__(self, plan: VerificationPlan, databases: Databases, found: list[schema.Table]) -> None:
         self.plan = plan
         self.databases = databases
         self.tables = found
@@ -141,7 +149,7 @@ class Trial:
     def learn(
         self,
         rows: tables.Rows,
-        found: list[tables.Table],
+        found: list[schema.Table],
         seen: list[intrusions.Intrusion],
         blocked: list[blockade.BlockedCall],
     ) -> tables.Rows:
@@ -153,6 +161,17 @@ class Trial:
 
     # ── findings ────────────────────────────────────────────────────────────────────────────────────────
 
+    def settle_doubts(self, again: tables.Rows) -> tables.Rows:
+        """Compare less from now on, if these rows of a second clean delivery show that it changes by itself. Returns
+        what is compared of them."""
+        if self.plan.options.exclude is not None:
+            return again
+        before = list(self.tables)
+        self.tables[:] = tables.without_unsteady(self.oracle, again, before)
+        self.oracle, again = (tables.project(rows, before, self.tables) for rows in (self.oracle, again))
+        self.tables[:] = tables.without_chance(self.oracle, again, self.tables)
+        return again
+
     def differences(
         self, rows: tables.Rows, oracle: tables.Rows | None = None, *, references: bool = False
     ) -> list[str]:
@@ -160,6 +179,19 @@ class Trial:
         return tables.differences(
             expected, rows, self.tables, self.plan.options.exclude, references=references
         )
+
+    def differences_in_order(self, rows: tables.Rows) -> list[str]:
+        """Differences after events that came in the order of the oracle, so each must have found the same rows.
+
+        Which row an event takes may still be left to chance, and two clean deliveries may have agreed by chance.
+        """
+        lines = self.differences(rows, references=True)
+        if lines and not self.differences(rows):
+            for _ in range(MORE_CLEAN):
+                again = deliver_cleanly(self, self.plan.events)[1]
+                self.tables[:] = tables.without_chance(self.oracle, again, self.tables)
+            lines = self.differences(rows, references=True)
+        return lines
 
     def compare(self, story: str, rows: tables.Rows, oracle: tables.Rows | None = None) -> list[Finding]:
         """A finding if the rows are not those of the oracle."""
@@ -179,6 +211,17 @@ def deliver_all(
     return [delivery for event in events for delivery in stage.settle(task, event, fault)]
 
 
+def deliver_cleanly(trial: Trial, events: Sequence[Transaction]) -> tuple[list[Delivery], tables.Rows]:
+    database = trial.new_database()
+    deliveries: list[Delivery] = []
+    rows: tables.Rows = {}
+    for event in events:
+        run = trial.perform(lambda stage, event=event: deliver_all(stage, [event]), database)  # type: ignore[misc]
+        deliveries += run.value
+        rows = run.rows
+    return deliveries, rows
+
+
 def unsettled(story: str, deliveries: Sequence[Delivery]) -> list[Finding]:
     """Events whose last delivery did not succeed."""
     last = {each.event: each for each in deliveries}
@@ -187,6 +230,27 @@ def unsettled(story: str, deliveries: Sequence[Delivery]) -> list[Finding]:
         for each in last.values()
         if not each.succeeded
     ]
+
+
+def other_keys(*deliveries: Sequence[Delivery]) -> list[Finding]:
+    """Events whose key is another one in these deliveries, the first for each function."""
+    known: dict[tuple[str, str], str | None] = {}
+    found: dict[str, Finding] = {}
+    for each in (each for some in deliveries for each in some):
+        for name, key in (pair for keys in each.keys for pair in keys.items()):
+            first = known.setdefault((name, each.event), key)
+            if key != first:
+                text = (
+                    f"{name} gives event {each.event!r} the key {_key(first)} and then the key {_key(key)}, so "
+                    f"{_KEYS[name]}. Make the key only of what the payload says: not of hash(), the time, chance, or "
+                    "a counter, and leave the payload as it is"
+                )
+                found.setdefault(name, Finding(text))
+    return list(found.values())
+
+
+def _key(key: str | None) -> str:
+    return "none" if key is None else repr(key)
 
 
 def _ended(delivery: Delivery) -> str:

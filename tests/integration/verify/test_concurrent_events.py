@@ -158,6 +158,7 @@ class AsyncCallsInBetween(AsyncConsumerTask):
 async def charge(key: str) -> None: ...
 
 
+@pytest.mark.usual("ReadsAndWrites", "AsyncReadsAndWrites")
 @pytest.mark.parametrize("consumer", [ReadsAndWrites, AsyncReadsAndWrites, LocksInMemory])
 def test_a_lost_update_is_found_on_postgresql(consumer: Any, postgres_url: str) -> None:
     (finding,) = examine(consumer, postgres_url)["lost-updates"].findings
@@ -173,6 +174,7 @@ def test_events_of_one_aggregate_are_tried_together(postgres_url: str) -> None:
     assert "log: 1 row missing: {id: '2'}" in finding.details
 
 
+@pytest.mark.usual("OpensAccounts")
 @pytest.mark.parametrize(
     ("consumer", "lost"),
     [
@@ -256,6 +258,7 @@ class InsertsOnce(ConsumerTask):
         session.execute("INSERT INTO accounts VALUES (:account, 1, 1)", account(transaction))
 
 
+@pytest.mark.usual("Locks")
 @pytest.mark.parametrize(
     ("consumer", "tables"),
     [
@@ -291,3 +294,43 @@ def test_strict_order_is_no_obstacle(postgres_url: str) -> None:
     events = [{**each, "aggregate_id": "a", "sequence": n} for n, each in enumerate(EVENTS, 1)]
     report = examine(InOrder, postgres_url, events=events)
     assert report["lost-updates"].result is ScenarioStatus.PASSED, str(report)
+
+
+# ── write skew ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class LastCloses(ConsumerTask):
+    """Each event empties an account, and the last one writes to the log. Two at once do not see each other."""
+
+    contract = contract()
+    locks = False
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
+        if self.locks:
+            session.advisory_lock("accounts")
+        session.execute("UPDATE accounts SET balance = 0 WHERE id = :account", account(transaction))
+        if not session.execute_scalar("SELECT count(*) FROM accounts WHERE balance > 0"):
+            session.execute("INSERT INTO log VALUES ('closed')")
+
+
+class LastClosesInTurn(LastCloses):
+    locks = True
+
+
+@pytest.mark.req("CC-196")
+@pytest.mark.parametrize(("consumer", "found"), [(LastCloses, True), (LastClosesInTurn, False)])
+def test_events_that_do_not_see_what_the_other_wrote_are_found(
+    consumer: Any, found: bool, postgres_url: str
+) -> None:
+    events = [
+        {
+            "tracking_id": f"order-{name}",
+            "event_type": "order",
+            "aggregate_id": "shop",
+            "payload": {"account": name, "amount": 1},
+        }
+        for name in "ab"
+    ]
+    report = examine(consumer, postgres_url, events=events, setup=with_accounts)
+    assert report.passed is not found, str(report)
+    assert not found or "log: 1 row missing" in str(report)

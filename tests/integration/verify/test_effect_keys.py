@@ -4,8 +4,10 @@ answered, are found."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 import time
+import uuid
 from contextlib import suppress
 from typing import Any
 
@@ -68,12 +70,53 @@ class Asks(Charges):
         )
 
 
+MADE_OF_KEYS = {
+    "prefixed": lambda key: f"shop-{key}",
+    "digest": lambda key: hashlib.sha256(key.encode()).hexdigest(),
+    "uuid": lambda key: str(uuid.uuid5(uuid.NAMESPACE_URL, key)),
+    "upper": str.upper,
+    "new": lambda key: f"{key}-{uuid.uuid4()}",
+}
+
+
+class Keeps:
+    """A fake that keeps the keys of its calls in a table."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def charge(self, key: str) -> None:
+        with self.engine.begin() as connection:
+            statement = "INSERT INTO bills SELECT ?, 5 WHERE NOT EXISTS (SELECT 1 FROM bills WHERE id = ?)"
+            connection.exec_driver_sql(statement, (key, key))
+
+
+class Derives(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("charge", lambda key: cards.charge(MADE_OF_KEYS[self.how](key)))
+
+
+@pytest.mark.parametrize("how", MADE_OF_KEYS)
+def test_keys_that_a_handler_makes_of_the_key_are_compared(how: str) -> None:
+    report = examine_consumer(
+        type("Derives", (Derives,), {"how": how, "__module__": __name__}),
+        EVENTS[:1],
+        setup=setup,
+        services=lambda engine: {"cards": Keeps(engine)},
+        exclude=[],
+        only=["exceptions", "kills"],
+    )
+    failed = {each.name for each in report.scenarios if each.result is ScenarioStatus.FAILED}
+    assert bool(failed) is (how == "new"), str(report)
+
+
 def examine(consumer: Any, scenario: str) -> VerificationReport:
     return examine_consumer(
         consumer, EVENTS, setup=setup, services={"cards": Cards()}, outside=["cards"], only=[scenario]
     )
 
 
+@pytest.mark.usual("WithAPrefix", "Charges")
 @pytest.mark.parametrize(
     ("consumer", "found"), [(WithAPrefix, True), (WithTheEventsId, False), (Charges, False)]
 )
@@ -90,6 +133,41 @@ def test_reconcile_that_calls_everything_done_is_found(consumer: Any, found: boo
         report
     )
     assert ("counts as done, and was never called" in str(report)) is found
+
+
+class AssumesThatItIsDone(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        def ask(key: str) -> Any:
+            try:
+                return Done("paid already") if cards.find(key) else NOT_DONE
+            except TimeoutError:
+                return self.without_an_answer()
+
+        session.effect("charge", lambda key: cards.charge(5, key=key), reconcile=ask)
+
+    def without_an_answer(self) -> Any:
+        return Done("assumed")
+
+
+class AssumesThatItIsRefused(AssumesThatItIsDone):
+    def without_an_answer(self) -> Any:
+        raise EffectRefused("not found")
+
+
+class DoesNotKnow(AssumesThatItIsDone):
+    def without_an_answer(self) -> Any:
+        raise ConnectionError("ask again later")
+
+
+@pytest.mark.req("CC-168")
+@pytest.mark.parametrize(
+    ("consumer", "found"),
+    [(AssumesThatItIsDone, True), (AssumesThatItIsRefused, True), (DoesNotKnow, False), (Asks, False)],
+)
+def test_reconcile_that_knows_without_an_answer_is_found(consumer: Any, found: bool) -> None:
+    result = examine(consumer, "exceptions")["exceptions"]
+    assert result.result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED), str(result)
+    assert not found or "has an answer after a TimeoutError" in str(result)
 
 
 class Declined(Exception): ...
@@ -146,6 +224,7 @@ def test_an_effect_that_takes_a_timeout_for_a_refusal_is_found() -> None:
     assert "effect 'charge' of event 'order-1' raised EffectRefused after a TimeoutError" in finding.text
 
 
+@pytest.mark.usual("TakesANoForANo")
 @pytest.mark.req("CC-150")
 @pytest.mark.parametrize(
     "consumer",
@@ -193,6 +272,7 @@ class GoesOnWithTheNextItem(TriesAgain):
         return "paid"
 
 
+@pytest.mark.usual("TriesAgainWithAnotherKey", "GoesOnWithTheNextItem")
 @pytest.mark.req("CC-154")
 @pytest.mark.parametrize(
     ("consumer", "found"),
@@ -223,6 +303,7 @@ class GoesAnotherWay(Ignores):
             session.execute(INSERT, {"id": session.event.tracking_id, "total": -1})
 
 
+@pytest.mark.usual("Ignores", "GoesAnotherWay")
 @pytest.mark.req("CC-154")
 @pytest.mark.parametrize(
     ("consumer", "found"), [(Ignores, True), (IgnoresOnPurpose, False), (GoesAnotherWay, False)]
@@ -268,6 +349,7 @@ class ForgetsATask(WaitsForATask):
     awaits = False
 
 
+@pytest.mark.usual("FiresAndForgets", "WaitsForATask")
 @pytest.mark.req("CC-155")
 @pytest.mark.parametrize(
     ("consumer", "found"),

@@ -118,6 +118,7 @@ def ship(consumer: Any, scenario: str) -> Any:
     )[scenario]
 
 
+@pytest.mark.usual("ShipsByDay", "SendsWithKey")
 @pytest.mark.req("CC-104")
 @pytest.mark.parametrize(
     ("consumer", "expected"),
@@ -174,6 +175,7 @@ class ShipsInTheOrderOfASet(Ships):
             )
 
 
+@pytest.mark.usual("ShipsByPlaceInASet", "ShipsWithANumber")
 @pytest.mark.req("CC-152")
 @pytest.mark.parametrize(
     ("consumer", "expected"),
@@ -211,6 +213,7 @@ class ShipsOnPurpose(Ships):
         session.effect("ship", lambda _: self.services["carrier"].ship(1))
 
 
+@pytest.mark.usual("ShipsTwice", "ShipsWithKeyOfItsOwn")
 @pytest.mark.req("CC-104")
 @pytest.mark.parametrize(
     ("consumer", "expected"),

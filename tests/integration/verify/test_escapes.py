@@ -57,6 +57,7 @@ def examine(consumer: Any, statement: str, database: str | None) -> Verification
     )
 
 
+@pytest.mark.usual("Escapes")
 @pytest.mark.parametrize(
     "consumer",
     [
@@ -97,6 +98,7 @@ def test_so_does_not_a_file_that_a_handler_attaches(tmp_path: Path) -> None:
     assert "writes to the attached database 'archive'" in str(finding)
 
 
+@pytest.mark.usual("sets a sequence", "SELECT 'setval(1)'")
 @pytest.mark.req("CC-142")
 @pytest.mark.parametrize(
     ("statement", "expected"),
@@ -120,6 +122,7 @@ def test_what_no_rollback_undoes_is_found_also_in_a_block(
 LASTING = "it outlives the transaction on its connection"
 
 
+@pytest.mark.usual("SELECT pg_advisory_lock(7)", "can lose the commit", "SET LOCAL statement_timeout = 5000")
 @pytest.mark.req("CC-103")
 @pytest.mark.parametrize(
     ("statement", "expected"),
@@ -132,6 +135,8 @@ LASTING = "it outlives the transaction on its connection"
         pytest.param("PREPARE seen AS SELECT 1", LASTING, marks=pytest.mark.long),
         ("LISTEN orders", LASTING),
         ("SET LOCAL synchronous_commit = off", "can lose the commit"),
+        ('SET LOCAL "synchronous_commit" TO off', "can lose the commit"),
+        ("UPDATE pg_settings SET setting = '4MB' WHERE name = 'work_mem'", LASTING),
         pytest.param(
             "SELECT set_config('synchronous_commit', 'local', true)",
             "can lose the commit",
@@ -152,11 +157,13 @@ LASTING = "it outlives the transaction on its connection"
 def test_what_outlives_the_transaction_on_its_connection_is_found(
     statement: str, expected: str | None, postgres_url: str
 ) -> None:
-    report = examine(Escapes, statement, postgres_url)
+    # Sessions refuse most of them.
+    report = examine(EscapesInTheDriver, statement, postgres_url)
     assert report["outside-calls"].result is (ScenarioStatus.FAILED if expected else ScenarioStatus.PASSED)
     assert expected is None or expected in str(report["outside-calls"])
 
 
+@pytest.mark.usual("PRAGMA cache_size = 10", "PRAGMA user_version")
 @pytest.mark.req("CC-103")
 @pytest.mark.parametrize(
     ("statement", "found"),
@@ -187,6 +194,9 @@ def test_a_temporary_table_that_the_handler_drops_is_none() -> None:
 OWN = "writes to a table of onceward"
 
 
+@pytest.mark.usual(
+    "DELETE FROM onceward_dedup WHERE processed_at < 1000", "SELECT count(*) FROM onceward_dedup"
+)
 @pytest.mark.req("CC-151")
 @pytest.mark.parametrize(
     ("statement", "found"),
@@ -244,6 +254,7 @@ def with_foreign_table(engine: Engine) -> None:
             connection.exec_driver_sql(each)
 
 
+@pytest.mark.usual("values1", "values3")
 @pytest.mark.req("CC-163")
 @pytest.mark.parametrize(
     ("consumer", "statement", "values", "expected"),

@@ -53,6 +53,21 @@ def test_a_right_consumer_passes_and_its_groups_were_killed() -> None:
     assert report["groups"].note.startswith("8 processes killed")
 
 
+class Exits(Ledger):
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        try:
+            super().process_transaction(transaction, session)
+        except Exception:
+            raise SystemExit(0) from None
+
+
+@pytest.mark.req("GC-10")
+def test_a_handler_that_exits_is_found() -> None:
+    result = examine(Exits)["groups"]
+    assert result.result is ScenarioStatus.FAILED
+    assert "a handler ended its process" in str(result)
+
+
 @pytest.mark.req("GC-10")
 def test_it_does_not_apply_to_events_that_are_committed_one_by_one() -> None:
     assert not examine(OneByOne)["groups"].applies
@@ -99,6 +114,7 @@ class UsesWhatItsNeighborLeft(ConsumerTask):
         session.execute("INSERT INTO entries SELECT id FROM new")
 
 
+@pytest.mark.usual("1")
 @pytest.mark.req("CC-161")
 @pytest.mark.parametrize("samples", [1, 3])
 def test_events_are_in_one_group_however_slow_they_are_and_however_few(

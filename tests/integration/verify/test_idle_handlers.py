@@ -183,6 +183,7 @@ OVERTAKEN = [
 ]
 
 
+@pytest.mark.usual("RewritesTheSame", "OnlyCalls")
 @pytest.mark.parametrize(
     ("consumer", "given"),
     [

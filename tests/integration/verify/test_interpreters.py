@@ -14,7 +14,7 @@ import pytest
 from onceward import ConsumerTask
 from onceward.verify import ScenarioStatus, VerificationReport, examine_app, examine_consumer, interpreters
 from tests.support import ROOT
-from tests.verification import per_process
+from tests.verification import imported_function, per_process, senders
 from tests.verification.consumers import EVENTS, Right, contract, setup
 from tests.verification.per_process import KEYS
 
@@ -33,6 +33,7 @@ def failure_of(report: VerificationReport) -> str:
     return str(report["interpreters"])
 
 
+@pytest.mark.usual("hash", "counter")
 @pytest.mark.parametrize(
     "name",
     [
@@ -59,7 +60,9 @@ def test_what_differs_in_every_process_is_found_by_the_name_of_a_key() -> None:
     assert "with another Idempotency-Key" in finding
 
 
-def test_a_consumer_may_know_its_process() -> None:
+@pytest.mark.req("CC-167")
+def test_a_consumer_may_know_its_process_and_another_app_have_one_of_its_name() -> None:
+    assert senders.right.__qualname__ == per_process.right.__qualname__
     report = examine_consumer(per_process.right, only=["interpreters"])
     assert report["interpreters"].result is ScenarioStatus.PASSED, str(report)
     assert "one of them after kill -9" in report["interpreters"].note
@@ -74,6 +77,13 @@ def test_on_postgresql(postgres_url: str) -> None:
 def test_all_consumers_of_an_app_share_them() -> None:
     found = {each.consumer: each for each in examine_app(per_process.app, only=["interpreters"])}
     assert {name: each.passed for name, each in found.items()} == {"process_id": False, "right": True}
+
+
+@pytest.mark.req("CC-167")
+def test_a_function_of_another_module_is_found_by_its_app() -> None:
+    for each in examine_app(imported_function.app, only=["interpreters"]):
+        assert each.report is not None, str(each)
+        assert each.report["interpreters"].result is ScenarioStatus.PASSED, str(each.report)
 
 
 def test_a_temporary_directory_with_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +142,7 @@ class Hashes(ConsumerTask):
 EXAMINE = "print(examine_consumer(Hashes, EVENTS[:1], setup=lambda e: setup(e), only=['interpreters']))"
 
 
+@pytest.mark.usual("rest0")
 @pytest.mark.parametrize(
     ("rest", "expected"),
     [

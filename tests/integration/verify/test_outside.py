@@ -34,6 +34,13 @@ def examine(consumer: Any, *only: str, **given: Any) -> VerificationReport:
     return examine_consumer(consumer, **given)
 
 
+@pytest.mark.usual(
+    "sends",
+    "dispatches_and_hides_it",
+    "dispatches_in_a_thread",
+    "takes_messages",
+    "opens_another_session_async",
+)
 @pytest.mark.req("CC-060")
 @pytest.mark.parametrize("handler", outside.THROUGH_US, ids=lambda each: each.__name__)
 def test_a_call_through_our_own_classes_is_found_and_nothing_arrives(handler: Any) -> None:
@@ -99,6 +106,12 @@ def test_sessions_on_another_database_may_read_and_connections_from_before_are_o
     engine.dispose()
 
 
+@pytest.mark.usual(
+    "calls_a_library_in_a_thread",
+    "calls_in_a_task_group",
+    "starts_a_process",
+    "sends_over_an_open_connection",
+)
 @pytest.mark.req("CC-063")
 @pytest.mark.parametrize("handler", outside.ELSEWHERE, ids=lambda each: each.__name__)
 def test_a_call_in_another_thread_or_task_or_over_an_open_connection_is_found(handler: Any) -> None:
@@ -115,6 +128,7 @@ def test_files_and_processes_are_outside_even_if_nothing_is_written_to_them() ->
     assert {each.where for each in findings} == {line_of(outside.leaves_signs, call) for call in calls}
 
 
+@pytest.mark.usual("starts_a_thread", "registers_work", "creates_a_task")
 @pytest.mark.req("CC-063")
 @pytest.mark.parametrize("handler", outside.LEFT_RUNNING, ids=lambda each: each.__name__)
 def test_what_a_handler_leaves_running_is_a_failure(handler: Any) -> None:
@@ -146,6 +160,7 @@ def test_a_call_in_the_step_after_the_handler_is_found(consumer: Any, step: str,
     assert line_of(getattr(consumer, step), "# outside") in text
 
 
+@pytest.mark.usual("calls_in_threads_as_an_effect", "computes_in_tasks", "only_looks_suspicious")
 @pytest.mark.req("CC-060")
 @pytest.mark.req("CC-063")
 @pytest.mark.parametrize("handler", outside.CORRECT, ids=lambda each: each.__name__)

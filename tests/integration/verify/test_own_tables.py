@@ -148,6 +148,7 @@ class Looks(Writes):
         session.execute("SELECT pg_notify('orders', :id)", {"id": transaction.id})
 
 
+@pytest.mark.usual("Connects", "Looks")
 @pytest.mark.parametrize(
     ("consumer", "words"),
     [

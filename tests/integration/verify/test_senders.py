@@ -52,11 +52,13 @@ def test_the_scenario_does_not_apply_to_a_consumer_that_sends_nothing() -> None:
     assert (result.result, result.applies) == (ScenarioStatus.SKIPPED, False)
 
 
+@pytest.mark.usual("new_ids", "into_memory", "swallows", "ids_of_the_day", "produces")
 @pytest.mark.req("OB-18")
 @pytest.mark.parametrize(
     ("handler", "scenario", "expected"),
     [
         (senders.new_ids, "clean", "messages with other ids"),
+        (senders.into_memory, "clean", "another memory"),
         (senders.on_the_connection, "clean", "messages with other ids"),
         (senders.swallows, "exceptions", "was swallowed"),
         (senders.swallows_what_cannot_be_sent, "clean", "a message was not sent, and the handler caught"),

@@ -111,6 +111,7 @@ def examine(consumer: Any, **given: Any) -> VerificationReport:
 # ── fakes ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual("type", "of the engine")
 @pytest.mark.req("CC-065")
 @pytest.mark.parametrize(
     "fakes",
@@ -296,6 +297,7 @@ def swallowed(key: str, port: int) -> str:
     return "done"
 
 
+@pytest.mark.usual("by_name", "in_a_thread", "a_process")
 @pytest.mark.req("CC-066")
 @pytest.mark.parametrize(
     ("effect", "target"),

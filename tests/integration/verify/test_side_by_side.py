@@ -69,6 +69,7 @@ class Local(AsyncConsumerTask):
         await session.execute(INSERT, current)
 
 
+@pytest.mark.usual("OnSelf")
 @pytest.mark.parametrize("consumer", [OnSelf, InTheModule])
 def test_state_that_another_event_replaces_is_found(consumer: Any, postgres_url: str) -> None:
     report = examine_consumer(consumer, EVENTS, setup=setup, database=postgres_url, only=["side-by-side"])
@@ -81,6 +82,7 @@ def test_so_it_is_around_an_effect_on_sqlite() -> None:
     assert report["side-by-side"].result is ScenarioStatus.FAILED
 
 
+@pytest.mark.usual("Locked")
 @pytest.mark.parametrize("consumer", [Locked, Local])
 def test_a_lock_or_local_variables_are_right(consumer: Any, postgres_url: str) -> None:
     report = examine_consumer(consumer, EVENTS, setup=setup, database=postgres_url, only=["side-by-side"])
@@ -145,6 +147,7 @@ def kept_by_the_model_in_groups(bill: Bill, session: Any) -> None:
     session.execute(INSERT, {"id": "any", **CURRENT["bill"].model_dump()})
 
 
+@pytest.mark.usual("kept_by_the_model", "given_by_the_model")
 @pytest.mark.parametrize(
     ("consumer", "expected"),
     [

@@ -149,6 +149,7 @@ def examine(consumer: Any, database: str | None, *only: str) -> VerificationRepo
     )
 
 
+@pytest.mark.usual("SwallowsFunction")
 @pytest.mark.req("CC-158")
 @pytest.mark.parametrize("consumer", [SwallowsFunction, SwallowsItInSqlalchemy])
 def test_a_failed_function_of_the_database_that_a_handler_swallows_is_found(
@@ -171,6 +172,7 @@ def test_a_query_is_no_write_whatever_it_calls(postgres_url: str) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.usual("GivesUp")
 @pytest.mark.req("CC-159")
 @pytest.mark.parametrize("consumer", [GivesUp, GivesUpItsStatement, TriesAgainAndGivesUp])
 def test_a_handler_that_drops_its_event_because_a_lock_is_taken_is_found(
@@ -182,6 +184,7 @@ def test_a_handler_that_drops_its_event_because_a_lock_is_taken_is_found(
     assert "was swallowed" in str(result)
 
 
+@pytest.mark.usual("ComesBackLater")
 @pytest.mark.req("CC-159")
 @pytest.mark.parametrize("consumer", [WaitsForLock, ComesBackLater, TriesAgain])
 def test_one_that_fails_comes_back_or_tries_again_passes(consumer: Any, postgres_url: str) -> None:

@@ -32,6 +32,10 @@ ESCAPES = [
     "UPDATE ONLY shop.remote_bills SET total = 1",
     'DELETE FROM "remote_bills"',
     "WITH gone AS (DELETE FROM remote_bills RETURNING id) SELECT * FROM gone",
+    "CREATE OR REPLACE TEMP VIEW seen AS SELECT 1 AS one",
+    "CREATE TEMPORARY RECURSIVE VIEW seen (n) AS SELECT 1",
+    "CREATE OR REPLACE TEMP RECURSIVE VIEW seen (n) AS SELECT 1",
+    "CREATE OR REPLACE VIEW pg_temp.seen AS SELECT 1",
 ]
 INSIDE = [
     "INSERT INTO bills VALUES ('COPY x TO PROGRAM', 'dblink_exec(1)')",

@@ -49,7 +49,9 @@ def early_effects(trial: Trial) -> Assessment:
         )
         for each in dict.fromkeys(early)
     ]
-    return Assessment(findings, f"import{note}, __init__, upcasters, model, everything before the handler")
+    return Assessment(
+        findings, f"import{note}, __init__, keys, upcasters, model, everything before the handler"
+    )
 
 
 def outside_calls(trial: Trial) -> Assessment:

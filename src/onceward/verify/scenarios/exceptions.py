@@ -8,15 +8,19 @@ import msgspec
 
 from onceward._text import quantity
 from onceward.task.exceptions import UnrecordedError
-from onceward.verify import tables
+from onceward.transaction import Transaction
 from onceward.verify.children import Hung
+from onceward.verify.failures import states_in
 from onceward.verify.faults import IN_EFFECTS, STATEMENTS, DeliveryBoundary, Fault, handler_faults
 from onceward.verify.report import Finding
-from onceward.verify.stage import Delivery
+from onceward.verify.rows import tables
+from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import DIFFERS, Assessment, Run, Trial, deliver_all, unsettled
 
 MOST_WRITES = 8
 """If a handler writes more often, faults are tried at a random choice of its writes."""
+MOST_QUERIES = 3
+"""Those after it are not failed: a handler that reads often reads in a loop."""
 MOST_FINDINGS = 4
 """Findings after which a scenario stops; more would say the same."""
 
@@ -25,13 +29,49 @@ def exceptions(trial: Trial) -> Assessment:
     # On SQLite a session has all locks from its beginning.
     locks = trial.most("locks") if trial.databases.backend == "postgresql" else 0
     faults = choose(trial, handler_faults(trial.most("writes"), trial.most("effects"), "raise", locks))
+    faults += _with_states(trial, faults)
+    queries = min(trial.most("queries"), MOST_QUERIES)
+    faults += [Fault(DeliveryBoundary.QUERY_FAILS, number) for number in range(1, queries + 1)]
     findings = _unanswered(trial)
     for fault in faults:
         run = trial.perform(lambda stage, fault=fault: deliver_all(stage, trial.plan.events, fault))  # type: ignore[misc]
         findings += _findings(trial, fault, run)
         if len(findings) >= MOST_FINDINGS:
             break
+    findings = findings or _in_place(trial)
     return Assessment(findings, f"at {quantity(len(faults), 'boundary', 'boundaries')}")
+
+
+def _with_states(trial: Trial, faults: list[Fault]) -> list[Fault]:
+    """Failures of writes and locks that the consumer's code knows by their SQLSTATE."""
+    if trial.databases.backend != "postgresql":
+        return []
+    failing = [each for each in faults if each.boundary in STATEMENTS]
+    return [
+        msgspec.structs.replace(each, state=state)
+        for state in states_in(trial.plan.consumer)
+        for each in failing
+    ]
+
+
+def _in_place(trial: Trial) -> list[Finding]:
+    """An exception before the commit, and another attempt at once, as a policy with retries makes it."""
+    fault = Fault(DeliveryBoundary.BEFORE_COMMIT)
+
+    def act(stage: Stage) -> list[Delivery]:
+        task = stage.instance()
+        return [each for event in trial.plan.events for each in stage.settle_in_place(task, event, fault)]
+
+    run = trial.perform(act)
+    story = f"after an exception {fault}, and another attempt at once, which a policy with retries makes"
+    lines, failed = trial.differences_in_order(run.rows), unsettled(story, run.value)
+    if not lines:
+        return failed
+    text = (
+        f"{story}, {DIFFERS}. With a new delivery it does not: the first attempt left state behind that belongs to its "
+        "thread, task or context, such as threading.local or a ContextVar"
+    )
+    return [Finding(text, (*lines, *map(str, failed)))]
 
 
 def _unanswered(trial: Trial) -> list[Finding]:
@@ -44,7 +84,31 @@ def _unanswered(trial: Trial) -> list[Finding]:
         for each in run.value:
             for finding in _mistaken(trial, fault, each):
                 return [finding]
+        for event, name in trial.perform(_ReconcileInTheDark(trial.plan.events, number)).value:
+            return [
+                Finding(
+                    f"reconcile of effect {name!r} of event {event!r} has an answer after a TimeoutError of the "
+                    "provider, which has given none: Done loses the effect if it has not happened, and EffectRefused "
+                    "makes it again with a new key if it has. Let the error raise, so somebody asks again later"
+                )
+            ]
     return []
+
+
+class _ReconcileInTheDark(msgspec.Struct, frozen=True):
+    """Leave an effect of each event in doubt, and give its reconcile no answer. Returns those that have one."""
+
+    events: tuple[Transaction, ...]
+    number: int
+
+    def __call__(self, stage: Stage) -> list[tuple[str, str]]:
+        task = stage.instance()
+        found = []
+        for event in self.events:
+            stage.deliver(task, event, Fault(DeliveryBoundary.AFTER_EFFECT, self.number))
+            second = stage.deliver(task, event, Fault(DeliveryBoundary.RECONCILE_FAILS, self.number))
+            found += [(event.id, name) for name in second.assumed]
+        return found
 
 
 def _mistaken(trial: Trial, fault: Fault, delivery: Delivery) -> Iterator[Finding]:
@@ -82,7 +146,7 @@ def choose(trial: Trial, faults: list[Fault]) -> list[Fault]:
 def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
     deliveries: list[Delivery] = run.value
     story = f"after an exception {fault}, and the same event again"
-    lines = trial.differences(run.rows)
+    lines = trial.differences_in_order(run.rows)
     swallowed = [each.event for each in deliveries if each.swallowed]
     unrecorded = [each for each in deliveries if each.error.startswith(UnrecordedError.__name__)]
     if unrecorded:
@@ -134,7 +198,7 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
 
 
 def _if_it_lasts(trial: Trial, fault: Fault) -> list[Finding]:
-    """The handler has tried again, with success. See whether it gives up without a word if that fails, too."""
+    """The handler has tried again, with success. See whether it gives up silently if that fails, too."""
     lasting = msgspec.structs.replace(fault, lasts=True)
     try:
         run = trial.perform(lambda stage: deliver_all(stage, trial.plan.events, lasting))

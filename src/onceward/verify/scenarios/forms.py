@@ -10,12 +10,11 @@ import msgspec
 from onceward._text import quantity
 from onceward.inbox import Event
 from onceward.transaction import Transaction
-from onceward.verify import tables
 from onceward.verify.plan import optional_fields, with_unknown_fields, without
 from onceward.verify.report import Finding
-from onceward.verify.scenarios.clean import deliver_cleanly
+from onceward.verify.rows import tables
 from onceward.verify.stage import Delivery, Stage
-from onceward.verify.trial import Assessment, NotApplicable, Trial, deliver_all, unsettled
+from onceward.verify.trial import Assessment, NotApplicable, Trial, deliver_all, deliver_cleanly, unsettled
 
 
 def unknown_fields(trial: Trial) -> Assessment:

@@ -10,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from onceward._text import quantity
-from onceward.verify import tables
 from onceward.verify.elsewhere import copy_of
 from onceward.verify.faults import DeliveryBoundary, Fault
 from onceward.verify.interpreters import HASH_SEEDS, conversation
-from onceward.verify.messages import MESSAGES, ids_of
 from onceward.verify.report import Finding
+from onceward.verify.rows import tables
+from onceward.verify.rows.messages import MESSAGES, ids_of
 from onceward.verify.stage import Delivery, Stage
-from onceward.verify.trial import Assessment, NotChecked, SharedDatabase, Trial, unsettled
+from onceward.verify.trial import Assessment, NotChecked, SharedDatabase, Trial, other_keys, unsettled
 from onceward.verify.watch.calls import KEY, LIKE_A_KEY, MESSAGE, OutsideCall
 
 Place = tuple[str, str, str, int]
@@ -41,6 +41,7 @@ def interpreters(trial: Trial) -> Assessment:
         findings = _compare_rows(trial, story, rows) + _compare_calls(trial, story, deliveries)
         findings += _compare_keyed(trial, story, deliveries)
         findings += _compare_messages(trial, story, deliveries)
+        findings += other_keys(trial.deliveries, deliveries)
         if findings:
             break
     note = f"{quantity(len(HASH_SEEDS), 'interpreter')}, one of them after kill -9"
@@ -125,7 +126,7 @@ def _crash(trial: Trial, event_id: str, database: SharedDatabase) -> None:
 
 
 def _compare_rows(trial: Trial, story: str, rows: tables.Rows) -> list[Finding]:
-    lines = trial.differences(rows)
+    lines = trial.differences_in_order(rows)
     if not lines:
         return []
     columns = tables.differing_columns(trial.oracle, rows, trial.tables, trial.plan.options.exclude)

@@ -1,4 +1,5 @@
-"""Every order of a few events, some orders of more. If the contract declares sequencing, outcomes are not compared."""
+"""Every order of a few events, some orders of more. With `order_by`, those in which no event overtakes another of its
+key. If the contract declares sequencing, outcomes are not compared."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from itertools import islice, permutations
 from typing import Any
 
 from onceward.transaction import Transaction
-from onceward.verify import tables
 from onceward.verify.report import Finding
+from onceward.verify.rows import tables
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, NotApplicable, Trial, unsettled
 
@@ -31,7 +32,10 @@ def order(trial: Trial) -> Assessment:
     if len(events) < 2:
         raise NotApplicable("one event has no order; pass at least two")
     declared = trial.plan.contract.sequencing != "none"
-    orders = list(_orders(trial, few=declared or not trial.databases.renewing_is_cheap))
+    given = _orders(trial, few=declared or not trial.databases.renewing_is_cheap)
+    orders = [*{_ids(each): each for each in (_in_lines(trial, each) for each in given)}.values()]
+    if orders == [events]:
+        raise NotApplicable("order_by keeps these events in order: they have one key; pass some of another")
     tried = f"{len(orders)} orders of {len(events)} events"
 
     def act(stage: Stage) -> Any:
@@ -45,10 +49,18 @@ def order(trial: Trial) -> Assessment:
 
 
 def _finding(trial: Trial, wrong: Order, deliveries: list[Delivery], rows: tables.Rows) -> Finding:
+    advice = (
+        "Events may overtake one another: declare sequencing='latest-wins' or 'strict' in the contract, keep those of "
+        "one key in order with order_by=…, or make the writes independent of the order"
+    )
+    if tables.differ_in_digits(trial.oracle, rows):
+        advice = (
+            "Only the last digits differ: floating-point numbers add up to another sum in another order. Use whole "
+            "numbers, such as cents, or NUMERIC on PostgreSQL"
+        )
     return Finding(
         f"the outcome depends on the order of events: in the order {_format(wrong)} it differs from the order "
-        f"{_format(trial.plan.events)}. Events may overtake one another: declare sequencing='latest-wins' or 'strict' "
-        "in the contract, or make the writes independent of the order",
+        f"{_format(trial.plan.events)}. {advice}",
         (*trial.differences(rows), *map(str, unsettled("in that order", deliveries))),
     )
 
@@ -61,6 +73,21 @@ def _orders(trial: Trial, *, few: bool) -> Iterator[Order]:
     yield tuple(reversed(events))
     for _ in range((FEW if few else SOME) - 1):
         yield trial.chance.sample(events, len(events))
+
+
+def _in_lines(trial: Trial, order: Order) -> Order:
+    """The order in which the events run if they arrive in the order of the samples, and no line overtakes itself."""
+    lines: dict[str | None, Iterator[Transaction]] = {}
+    for event in trial.plan.events:
+        line = trial.plan.line_of(event)
+        if line is not None and line not in lines:
+            lines[line] = iter([each for each in trial.plan.events if trial.plan.line_of(each) == line])
+    found = (lines.get(trial.plan.line_of(event)) for event in order)
+    return tuple(event if line is None else next(line) for event, line in zip(order, found, strict=True))
+
+
+def _ids(order: Order) -> tuple[str, ...]:
+    return tuple(event.id for event in order)
 
 
 def _wrong_orders(trial: Trial, stage: Stage, orders: list[Order], *, compared: bool) -> Iterator[Any]:
@@ -77,13 +104,19 @@ def _wrong_orders(trial: Trial, stage: Stage, orders: list[Order], *, compared: 
 
 
 def deliver_in_rounds(stage: Stage, events: Order) -> list[Delivery]:
-    """Deliver each event once, then redeliver those that failed or were parked, as a source does."""
+    """Deliver each event once, then redeliver those that failed or were parked, as a source does. Those behind them in
+    line wait."""
     task = stage.instance()
     waiting, last = list(events), {}
     for attempt in range(ROUNDS + len(events)):
+        undone: list[Transaction] = []
         for event in waiting:
-            last[event.id] = stage.deliver(task, event)
-        waiting = [event for event in waiting if not last[event.id].succeeded]
+            if all(stage.plan.may_meet(event, each) for each in undone):
+                last[event.id] = stage.deliver(task, event)
+                if last[event.id].succeeded:
+                    continue
+            undone.append(event)
+        waiting = undone
         if not waiting:
             break
         time.sleep(0.005 * attempt)

@@ -28,8 +28,8 @@ from onceward.outbox.targets import shown
 from onceward.transaction import Settlement, Transaction, Verdict
 from onceward.verify.databases import engine_at
 from onceward.verify.faults import DeliveryBoundary, Fault
-from onceward.verify.messages import MESSAGES
 from onceward.verify.report import Finding
+from onceward.verify.rows.messages import MESSAGES
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, NotApplicable, SharedDatabase, Trial, deliver_all, unsettled
 

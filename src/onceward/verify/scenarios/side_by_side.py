@@ -21,6 +21,7 @@ from onceward.transaction import Transaction
 from onceward.verify.plan import VerificationPlan
 from onceward.verify.report import Finding
 from onceward.verify.scenarios.lost_updates import (
+    IN_LINE,
     PATIENCE,
     STEP,
     LockMonitor,
@@ -47,7 +48,10 @@ def side_by_side(trial: Trial) -> Assessment:
         raise NotApplicable("SQLite runs one transaction after another; verify on the database of production")
     most = 1 if is_alone else MOST_STEPS
     stops = 0
-    for pair in _pairs(trial.plan.events):
+    pairs = [each for each in _pairs(trial.plan) if trial.plan.may_meet(*each)]
+    if not pairs:
+        raise NotApplicable(IN_LINE)
+    for pair in pairs:
         expected = in_turn(trial, pair, None)
         step, steps = 1, 1
         while step <= min(steps, most):
@@ -71,14 +75,14 @@ def _begins_beside_others(plan: VerificationPlan) -> bool:
     return has_middleware or commit_of(plan.consumer, plan.contract, "sqlite") == "each"
 
 
-def _pairs(events: tuple[Transaction, ...]) -> list[Pair]:
+def _pairs(plan: VerificationPlan) -> list[Pair]:
     """An event of each type, and another with another payload, of its type if there is one."""
-    firsts = {Event.of(each).event_type: each for each in reversed(events)}
-    return [(each, _other(each, kind, events)) for kind, each in [*firsts.items()][::-1][:MOST_TYPES]]
+    firsts = {Event.of(each).event_type: each for each in reversed(plan.events)}
+    return [(each, _other(each, kind, plan)) for kind, each in [*firsts.items()][::-1][:MOST_TYPES]]
 
 
-def _other(first: Transaction, kind: str, events: tuple[Transaction, ...]) -> Transaction:
-    others = [each for each in events if each is not first and each.payload != first.payload]
+def _other(first: Transaction, kind: str, plan: VerificationPlan) -> Transaction:
+    others = [each for each in plan.events if each.payload != first.payload and plan.may_meet(first, each)]
     others.sort(key=lambda each: Event.of(each).event_type != kind)
     return others[0] if others else like(first)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceward.verify import tables
 from onceward.verify.report import Finding
+from onceward.verify.rows import tables
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, Trial, deliver_all, unsettled
 
@@ -44,7 +44,7 @@ def state(trial: Trial) -> Assessment:
 
 
 def _compare(trial: Trial, story: str, hint: str, rows: tables.Rows) -> list[Finding]:
-    lines = trial.differences(rows)
+    lines = trial.differences_in_order(rows)
     text = f"{story}, the outcome differs from that with a new process for each event: {hint}"
     return [Finding(text, tuple(lines))] if lines else []
 

@@ -6,6 +6,7 @@ it, with the line that started them. Only in children: what is replaced here sta
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import atexit
 import gc
@@ -52,6 +53,7 @@ _finalizers: list[tuple[Any, Scope, str | None]] = []
 def install() -> None:
     """From now on, pass the step on to whatever this process starts."""
     _replace(threading.Thread, "start", _start)
+    _replace(_thread, "start_new_thread", _start_bare)
     _replace(ThreadPoolExecutor, "submit", _submit)
     _replace(ProcessPoolExecutor, "submit", _noting("handed work to another process"))
     _replace(BaseProcess, "start", _noting("started another process"))
@@ -116,6 +118,24 @@ def _start(real: Any, self: threading.Thread) -> Any:
             self.run = partial(context.run, run)  # type: ignore[method-assign]
             _keep("a thread", where, frame, partial(_has_ended, self))
     return real(self)
+
+
+def _start_bare(real: Any, function: Any, args: Any, *more: Any) -> Any:
+    """A thread without an object."""
+    frame = sys._getframe(2)
+    context, where = _inherit(frame)
+    if context is None:
+        return real(function, args, *more)
+    ended = threading.Event()
+
+    def run(*given: Any, **named: Any) -> None:
+        try:
+            context.run(function, *given, **named)
+        finally:
+            ended.set()
+
+    _keep("a thread", where, frame, lambda: ended.wait(GRACE))
+    return real(run, args, *more)
 
 
 def _has_ended(thread: threading.Thread) -> bool:

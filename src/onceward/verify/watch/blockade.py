@@ -57,7 +57,7 @@ class BlockedCall(msgspec.Struct, frozen=True):
         inside = "Do it in session.effect(…). " if self.effect is None else ""
         text = f"{self.describe(who)}. {inside}{ADVICE}"
         if not self.is_process:
-            text += f". If a fake of yours listens there: allow=[{self.target!r}]"
+            text += f". If your own fake listens there: allow=[{self.target!r}]"
         return Finding(text, where=self.where)
 
 

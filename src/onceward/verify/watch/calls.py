@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from onceward.transaction import Transaction
+from onceward.verify.watch.silence import silence_of
 
 KEY = "<the key>"
 """Stands for the key of the effect, which contains the number of a claim."""
@@ -36,10 +37,6 @@ class OutsideCall(msgspec.Struct, frozen=True):
     def has_key(self) -> bool:
         """Whether the key that `session.effect` passes is part of it."""
         return any(KEY in each for each in self.arguments.values())
-
-
-class Unanswered(TimeoutError, ConnectionError):
-    """Raised instead of a call of the provider. It says nothing about the other side."""
 
 
 class WatchedEffect(msgspec.Struct):
@@ -78,7 +75,7 @@ def record(name: str, function: Callable[..., Any], args: tuple[Any, ...], more:
     call = OutsideCall(effect.name, name, named, part)
     if effect.unanswered:
         effect.unanswered, effect.lost = False, call
-        raise Unanswered(f"{name} did not answer")
+        raise silence_of(function, f"{name} did not answer")
     if effect.lost is not None and _is_again(call, effect.lost):
         effect.rekeyed = call
     effect.calls.append(call)

@@ -43,6 +43,7 @@ _OUTLIVES = tuple(
     for pattern, what in (
         (r"^set\s+(?!(local|transaction|constraints)\b)", "changes a setting of the connection"),
         (r"^(reset|discard)\b", "changes a setting of the connection"),
+        (r"\bupdate\s+(only\s+)?(pg_catalog\.)?pg_settings\b", "changes a setting of the connection"),
         (
             r"\bset_config\s*\((?!(?:[^()]|\([^()]*\))*,\s*true(?:\s*::\s*bool(?:ean)?)?\s*\))",
             "changes a setting of the connection",
@@ -61,13 +62,14 @@ _OUTLIVES = tuple(
 )
 """What the next transaction on the same connection finds, and no other worker."""
 _TEMPORARY = re.compile(
-    r"^create\s+(?:global\s+|local\s+)?(?:(?:temp|temporary)\s+(?:table|view|sequence|trigger)|(?:table|view)"
+    r"^create\s+(?:or\s+replace\s+)?(?:global\s+|local\s+)?(?:(?:temp|temporary)\s+(?:recursive\s+)?"
+    r"(?:table|view|sequence|trigger)|(?:recursive\s+)?(?:table|view)"
     r"(?=\s+(?:if\s+not\s+exists\s+)?(?:pg_)?temp\.))\s+(?:if\s+not\s+exists\s+)?([\w.]+)|\binto\s+temp(?:orary)?\s+"
     r"(?:table\s+)?([\w.]+)"
 )
 _DROPPED = re.compile(r"^drop\s+(?:table|view|sequence|trigger)\s+(?:if\s+exists\s+)?([\w.]+)")
 _LESS_DURABLE = re.compile(
-    r"\bsynchronous_commit'?\s*(?:=|to|,)\s*'?(?!on\b|true\b|yes\b|1\b|remote_apply\b|default\b)\w+",
+    r"\bsynchronous_commit['\"]?\s*(?:=|to|,)\s*'?(?!on\b|true\b|yes\b|1\b|remote_apply\b|default\b)\w+",
     re.IGNORECASE,
 )
 _UNLOGGED = re.compile(

@@ -1,0 +1,61 @@
+"""The error of a statement that fails, as a database would raise it.
+
+A handler may look at its class, at its text, or at the SQLSTATE of the driver's error. The class and the text are those
+of every failure after which a transaction can still commit; an SQLSTATE is one that the consumer's code names.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+from sqlalchemy.exc import OperationalError
+
+_TEXT: Final = (
+    "as after: deadlock detected; could not serialize access; canceling statement due to lock timeout; canceling "
+    "statement due to statement timeout; timed out; database is locked; disk I/O error; database or disk is full"
+)
+_STATES: Final = {
+    "40001": "SerializationFailure",
+    "40P01": "DeadlockDetected",
+    "55P03": "LockNotAvailable",
+    "57014": "QueryCanceled",
+    "53100": "DiskFull",
+    "53200": "OutOfMemory",
+}
+"""Failures that undo a savepoint and not the whole transaction, with psycopg's names of them."""
+
+
+def failed_statement(cause: Exception, drivers: frozenset[str], state: str) -> OperationalError:
+    """SQLAlchemy's error, a timeout, and an error of the drivers that the handler uses itself."""
+    kind = _kind(drivers, state)
+    return kind(f"a statement of the handler, {_TEXT}", None, _driver_error(cause, state))
+
+
+def states_in(consumer: Any) -> list[str]:
+    """The SQLSTATEs that the consumer's module names, as a code or as a class of psycopg."""
+    module = sys.modules.get(consumer.__module__)
+    try:
+        source = "" if module is None else inspect.getsource(module)
+    except (OSError, TypeError):  # no source, as in an interactive session
+        return []
+    return [state for state, name in _STATES.items() if re.search(rf"\b({state}|{name})\b", source)]
+
+
+@cache
+def _kind(drivers: frozenset[str], state: str) -> type[OperationalError]:
+    errors: list[Any] = [import_module(each).OperationalError for each in sorted(drivers)]
+    if state and "psycopg" in drivers:
+        errors = [getattr(import_module("psycopg.errors"), _STATES[state])]
+    return type("OperationalError", (OperationalError, *errors, TimeoutError), {})
+
+
+def _driver_error(cause: Exception, state: str) -> Exception:
+    if not state:
+        return cause
+    error: Exception = getattr(import_module("psycopg.errors"), _STATES[state])(str(cause))
+    return error
