@@ -40,8 +40,8 @@ class DeadLetters:
         return run_blocking(self.operations.migrate())
 
     def bury(self, *burials: Burial) -> int:
-        """Store these, all or none, durable when this returns: acknowledge afterwards. Burying the same death twice is
-        harmless. Return how many were new."""
+        """Store these, all or none. They are durable when this returns, so acknowledge afterwards. Burying the same
+        death twice is harmless. Return how many were new."""
         return run_blocking(self.operations.bury(burials))
 
     def find(self, wanted: Filter = EVERYTHING, *, limit: int = 100) -> list[DeadLetter]:
@@ -70,8 +70,8 @@ class DeadLetters:
         """Correct the payload of an open letter, for its next redrive. Its body and identity stay.
 
         `task` is its consumer, of the same mode, with a contract: it first runs in a transaction that is rolled back.
-        Returns what that predicts, or None, and changes nothing, if the payload is the same. Raises
-        `EditRefusedError` if the letter would die again, or was edited or redriven meanwhile.
+        Returns the prediction of that run. If the payload is the same, changes nothing and returns None. Raises
+        `EditRefusedError` if the letter would die again, or was edited or redriven in the meantime.
         """
         return run_blocking(self.operations.edit(letter_id, payload, task, cause, operator))
 
@@ -87,17 +87,18 @@ class DeadLetters:
     ) -> Redrive:
         """Deliver matching open letters of one consumer again, `rate` per minute.
 
-        `rca` says why they died and which fix is deployed, or is the number of an open one. With your own `redrive_id`
-        a second call does nothing. Poison is redriven only with `poison_fixed`, when what killed its processes is
-        fixed; its starts then count from zero again. Raises `RedriveRefusedError`, which says what to do.
+        `rca` says why they died and which fix is deployed, or is the number of an open root cause. With your own
+        `redrive_id`, a second call does nothing. Poison is redriven only with `poison_fixed`, when what killed its
+        processes is fixed; its starts then count from zero again. Raises `RedriveRefusedError`, which says what to
+        do.
         """
         return run_blocking(self.operations.redrive(wanted, rca, rate, operator, redrive_id, poison_fixed))
 
     def stop_redrive(self, redrive_id: str, *, reason: str, operator: str) -> int:
-        """Open the letters of a redrive again that no worker has yet. Return how many; 0 if it was stopped before.
+        """Reopen the letters of a redrive that no worker has yet. Return how many; 0 if it was already stopped.
 
-        What is in a handler ends there; if it is given back, or its worker dies, it is open again, too. Raises
-        `RedriveRefusedError` if none of its letters waits.
+        A letter that is in a handler finishes there; if it goes back, or its worker dies, it is open again, too.
+        Raises `RedriveRefusedError` if none of its letters waits.
         """
         return run_blocking(self.operations.stop_redrive(redrive_id, reason, operator))
 
@@ -111,15 +112,17 @@ class DeadLetters:
         return run_blocking(self.operations.rcas(limit))
 
     def discard(self, wanted: Filter, *, reason: str, operator: str) -> int:
-        """Close open letters without delivering them again. They are kept as long as all others."""
+        """Close open letters that are not on hold, without delivering them again. They are kept as long as all others.
+        Return how many."""
         return run_blocking(self.operations.discard(wanted, reason, operator))
 
     def hold(self, wanted: Filter, *, reason: str, operator: str) -> int:
-        """Prevent discarding and purging these until `release`."""
+        """Prevent discarding and purging these until `release`. A letter on hold gets the new reason. Return how many
+        match."""
         return run_blocking(self.operations.hold(wanted, reason, operator))
 
     def release(self, wanted: Filter, *, reason: str, operator: str) -> int:
-        """End the hold on these."""
+        """End the hold on these. Return how many were on hold."""
         return run_blocking(self.operations.release(wanted, reason, operator))
 
     def resolve_effect(
@@ -135,8 +138,8 @@ class DeadLetters:
     ) -> None:
         """Record what the provider says about an effect in doubt; then redrive the event.
 
-        If it happened, the handler gets `result` as if the call had returned it. If it did not, the handler calls it,
-        with a new key. Raises `ConfigurationError` if the effect is not in doubt, or its event is in flight.
+        If it happened, the handler gets `result` as if the call had returned it. If it did not, the handler makes the
+        call with a new key. Raises `ConfigurationError` if the effect is not in doubt, or its event is in flight.
         """
         run_blocking(
             self.operations.resolve_effect(consumer, tracking_id, effect, happened, result, reason, operator)
@@ -153,10 +156,10 @@ class DeadLetters:
         """Count all letters by consumer, type, category and status."""
         return run_blocking(self.operations.stats())
 
-    def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Return the operators' actions, newest first."""
-        return run_blocking(self.operations.audit(limit))
+    def audit(self, *, limit: int = 100, before: int | None = None) -> list[dict[str, Any]]:
+        """Return the operators' actions, newest first, starting before the entry with the number `before`."""
+        return run_blocking(self.operations.audit(limit, before))
 
     def verify_audit(self) -> AuditVerdict:
-        """Check that the audit is what was written."""
+        """Check that nobody has changed the audit log."""
         return run_blocking(self.operations.verify_audit())

@@ -35,7 +35,7 @@ from onceward.inbox.stores import store_of
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key
 from onceward.inbox.upcasters import check_type, upcast
-from onceward.task.exceptions import Postponed
+from onceward.task.exceptions import Postponed, postponement_of
 from onceward.task.io_guard import IoGuard
 from onceward.task.lifecycle import Step, text_of
 from onceward.task.mixins.policies import RetryPolicy
@@ -303,6 +303,6 @@ def _guarded_handler(task: Any) -> Callable[..., Any]:
 def _predict_failure(error: BaseException) -> tuple[PredictedOutcome, str]:
     if isinstance(error, ContractError):
         return PredictedOutcome.BREACH, f"{error.kind}: {error.message}"
-    if isinstance(error, Postponed):
-        return PredictedOutcome.WAIT, text_of(error)
+    if postponed := postponement_of(error):
+        return PredictedOutcome.WAIT, text_of(postponed)
     return PredictedOutcome.RAISE, text_of(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -114,6 +115,14 @@ def parse(text: bytes | str) -> Any:
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is not a number in JSON")
 
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if math.isinf(number):
+            raise EditRefusedError(
+                f"{digits[:40]} is too large to be stored: the largest number is about 1.8e308"
+            )
+        return number
+
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for name, number in Counter(name for name, _ in pairs).items():
             if number > 1:
@@ -121,7 +130,7 @@ def parse(text: bytes | str) -> Any:
         return dict(pairs)
 
     try:
-        return json.loads(text, parse_constant=refuse, object_pairs_hook=once)
+        return json.loads(text, parse_constant=refuse, parse_float=finite, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise EditRefusedError(f"this is not JSON: {error}") from None
 
@@ -131,7 +140,9 @@ def is_json(value: Any) -> bool:
         return all(isinstance(name, str) and is_json(each) for name, each in value.items())
     if isinstance(value, (list, tuple)):
         return all(map(is_json, value))
-    return value is None or isinstance(value, (bool, int, float, str))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str))
 
 
 def _exactly(payload: Any) -> str:

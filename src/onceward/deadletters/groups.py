@@ -28,6 +28,11 @@ _ENGINE = re.compile(r"(?:BUSINESS|SYSTEM|TIMEOUT)(?: \[(.*?)\])?: ", re.DOTALL)
 """What the engine writes before an error: its category, and the id of the message."""
 _CLASS = re.compile(r"([A-Za-z_][\w.]*\.)?([A-Z]\w*)(?:: |\Z)")
 _BACKGROUND = re.compile(r"\s*\(Background on this error at: \S+\)")
+_NO_IDS = (
+    r"utf|sha|md|u?int|float|base|cp|http|h|x|v|ipv|tls|ssl|oauth|s(?=3\b)|ec(?=2\b)|win|python|sqlite|psycopg|boto|"
+    r"urllib|step|phase|stage|level|column|field|arg"
+)
+"""Words that mean something else with another number."""
 _VALUES = (
     (re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"), "<time>"),
     (re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"), "<uuid>"),
@@ -37,8 +42,21 @@ _VALUES = (
     (re.compile(r"\b0x[0-9a-fA-F]+\b|\b(?=[a-fA-F]*\d)[0-9a-fA-F]{8,}\b"), "<hex>"),
     (re.compile(r"(?<![\w<])[-+]?\d[\d_]*(?:[.,]\d+)*(?:[eE][-+]?\d+)?"), "<number>"),
     (re.compile(r"(?<=[_-])\d+\b"), "<number>"),  # order-17
-    (re.compile(r"(?i)\b(?!(?:utf|sha|u?int|float|base|cp|http|x)\d)[a-z]{1,12}\d{2,}\b"), "<id>"),  # ORD17
+    (re.compile(rf"(?i)\b(?!(?:{_NO_IDS})\d)[a-z]{{1,12}}\d{{2,}}\b"), "<id>"),  # ORD17
+    (re.compile(rf"(?i)(?<![\w-])(?!(?:{_NO_IDS})\d)[a-z]{{1,12}}\d\b(?!-)"), "<id>"),  # o7, not order-a7
 )
+_CODES = (
+    re.compile(
+        r"(?i)\b(?:status(?:[ _-]?code)?|https?(?:/\d(?:\.\d)?)?|(?:error|exit|return|response)[ _-]?code|errno|"
+        r"sqlstate)\b['\"]?(?:\s*[:=#(]\s*|\s+(?:is\s+|was\s+)?)(-?\d[0-9A-Z]{0,4})\b(?!\.\d)"
+    ),
+    re.compile(r"('[1-5]\d\d [A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*)*')"),  # as httpx writes the status
+    re.compile(r"\b(ORA-\d{5})\b"),
+)
+"""Numbers that say what went wrong, not where: a 404 and a 503 are two groups."""
+_PROTECT = str.maketrans("0123456789-'", "".join(map(chr, range(0xE000, 0xE00C))))
+"""To characters that no pattern of `_VALUES` takes for a part of a value."""
+_RESTORE = {protected: character for character, protected in _PROTECT.items()}
 
 
 class ErrorKind(NamedTuple):
@@ -79,9 +97,16 @@ def normalize(error: str) -> ErrorKind:
 
 
 def _without_values(text: str) -> str:
+    for code in _CODES:
+        text = code.sub(_protect, text)
     for pattern, placeholder in _VALUES:
         text = pattern.sub(placeholder, text)
-    return text
+    return text.translate(_RESTORE)
+
+
+def _protect(code: re.Match[str]) -> str:
+    before = code[0].removesuffix(code[1])
+    return before + code[1].translate(_PROTECT)
 
 
 def _without_id(text: str, id: str) -> str:

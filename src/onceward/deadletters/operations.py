@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from onceward._ids import same_id
-from onceward._text import storable
 from onceward.connectors.leased_deliveries import Held
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import alerts, edits, queries, redrive_leases, root_causes
@@ -23,7 +22,7 @@ from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import Redrive, explain_no_match, redrive, redrives, stop
 from onceward.deadletters.redrive_leases import Redelivery
 from onceward.deadletters.root_causes import Rca
-from onceward.errors import ConfigurationError
+from onceward.errors import ConfigurationError, NotFoundError
 from onceward.inbox.errors import IN_A_MOMENT, Busy
 from onceward.inbox.stores import store_of
 from onceward.inbox.stores.types import Key
@@ -116,10 +115,16 @@ class DeadLetterOperations:
     async def count(self, wanted: Filter) -> int:
         return await self._look(queries.count, self._rows, wanted)
 
+    async def tally(self, wanted: Filter) -> list[queries.LettersInState]:
+        return await self._look(queries.tally, self._rows, wanted)
+
+    async def hold_of(self, letter_id: int) -> queries.LetterHold | None:
+        return await self._look(queries.hold_of, self._rows, letter_id)
+
     async def body(self, letter_id: int) -> bytes:
         body = await self._look(queries.body, self._rows, letter_id)
         if body is None:
-            raise ConfigurationError(f"there is no dead letter {letter_id}; see `onceward dlq list`")
+            raise NotFoundError(f"there is no dead letter {letter_id}; see `onceward dlq list`")
         return body
 
     async def edited_body(self, letter_id: int) -> bytes | None:
@@ -133,7 +138,7 @@ class DeadLetterOperations:
         found = await self.find(Filter(ids=(letter_id,)), 1)
         draft = await self._look(edits.read, self._rows, found[0]) if found else None
         if draft is None:
-            raise ConfigurationError(f"there is no dead letter {letter_id}; see `onceward dlq list`")
+            raise NotFoundError(f"there is no dead letter {letter_id}; see `onceward dlq list`")
         return draft
 
     async def edit(
@@ -193,12 +198,15 @@ class DeadLetterOperations:
         return await self._run_with_audit(operator, "discard", wanted, reason, queries.discard, wanted)
 
     async def hold(self, wanted: Filter, reason: str, operator: str) -> int:
-        return await self._run_with_audit(
-            operator, "hold", wanted, reason, queries.set_hold, wanted, storable(reason or "")
-        )
+        return await self._run_with_audit(operator, "hold", wanted, reason, queries.hold, wanted, reason)
 
     async def release(self, wanted: Filter, reason: str, operator: str) -> int:
-        return await self._run_with_audit(operator, "release", wanted, reason, queries.set_hold, wanted, None)
+        return await self._run_with_audit(operator, "release", wanted, reason, queries.release, wanted)
+
+    async def effects_of(self, consumer: str, tracking_id: str) -> list[dict[str, Any]]:
+        """The outside calls of an event, the first that was begun first."""
+        spellings = sorted({tracking_id, same_id(tracking_id)})
+        return await self._look(self._store.effects_of, consumer, spellings)
 
     async def resolve_effect(
         self,
@@ -260,8 +268,7 @@ class DeadLetterOperations:
         audit.check_operator(operator)
         if not reason or not reason.strip():
             raise ConfigurationError(f"give a reason to {action} dead letters")
-        if not wanted.as_dict():
-            raise ConfigurationError(f"give a filter to {action} dead letters: ids, a type, a consumer …")
+        queries.check(wanted, action)
 
         def do(transaction: DbTransaction) -> int:
             letters = operation(transaction, self._rows, *args)
@@ -303,8 +310,8 @@ class DeadLetterOperations:
         """Add a line to the audit about an action that changes nothing here."""
         await self._transact(audit.note, self._rows, operator, action, details)
 
-    async def audit(self, limit: int) -> list[dict[str, Any]]:
-        return await self._look(audit.entries, self._rows, limit)
+    async def audit(self, limit: int, before: int | None = None) -> list[dict[str, Any]]:
+        return await self._look(audit.entries, self._rows, limit, before)
 
     async def verify_audit(self) -> AuditVerdict:
         return await self._look(audit.verify, self._rows)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, NamedTuple
 
 import msgspec
 
 from onceward._ids import same_id
+from onceward._secrets import mask
+from onceward._text import storable
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import root_causes
 from onceward.deadletters.letter import Category, DeadLetter, Status, from_row
@@ -120,6 +123,60 @@ def count(transaction: DbTransaction, rows: Sql, wanted: Filter) -> int:
     return int(rows.run(transaction, sql, **values).scalar_one())
 
 
+class LettersInState(NamedTuple):
+    """How many matching letters are in one state."""
+
+    status: Status
+    held: bool
+    letters: int
+    first: int
+    """The lowest id of them."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.status is Status.OPEN
+
+
+def tally(transaction: DbTransaction, rows: Sql, wanted: Filter) -> list[LettersInState]:
+    condition, values = wanted.as_sql()
+    found = rows.all(transaction, _TALLY.replace("{condition}", condition), **values)
+    return [
+        LettersInState(Status(row["status"]), bool(row["held"]), row["letters"], row["first"])
+        for row in found
+    ]
+
+
+class LetterHold(NamedTuple):
+    reason: str
+    operators: list[str]
+    """Who held letters for this reason: one, unless others did with a filter that may have included it."""
+
+
+def hold_of(transaction: DbTransaction, rows: Sql, letter_id: int) -> LetterHold | None:
+    """Why a letter is on hold, and by whom; None if it is not."""
+    sql = "SELECT hold FROM onceward_dead_letters WHERE id = :id"
+    reason = rows.run(transaction, sql, id=letter_id).scalar()
+    if reason is None:
+        return None
+    operators = set()
+    for row in rows.all(transaction, "SELECT operator, details FROM onceward_audit WHERE action = 'hold'"):
+        details = json.loads(row["details"])
+        ids = details["filter"].get("ids", [letter_id])
+        if letter_id in ids and clean_reason(details["reason"]) == clean_reason(reason):
+            operators.add(row["operator"])
+    return LetterHold(reason, sorted(operators))
+
+
+def clean_reason(reason: str) -> str:
+    return storable(mask(reason.strip()))
+
+
+def check(wanted: Filter, action: str) -> None:
+    """Refuse to act on all letters."""
+    if not wanted.as_dict():
+        raise ConfigurationError(f"give a filter to {action} dead letters: ids, a type, a consumer …")
+
+
 def body(transaction: DbTransaction, rows: Sql, letter_id: int) -> bytes | None:
     value = rows.run(
         transaction, "SELECT body FROM onceward_dead_letters WHERE id = :id", id=letter_id
@@ -134,10 +191,18 @@ def edited_body(transaction: DbTransaction, rows: Sql, letter_id: int) -> bytes 
     return None if value is None else bytes(value)
 
 
-def set_hold(transaction: DbTransaction, rows: Sql, wanted: Filter, reason: str | None) -> int:
+def hold(transaction: DbTransaction, rows: Sql, wanted: Filter, reason: str) -> int:
+    """Hold letters. Those on hold get the new reason."""
     condition, values = wanted.as_sql()
     sql = f"UPDATE onceward_dead_letters SET hold = :reason WHERE {condition}"
-    return rows.changed(transaction, sql, reason=reason, **values)
+    return rows.changed(transaction, sql, reason=clean_reason(reason), **values)
+
+
+def release(transaction: DbTransaction, rows: Sql, wanted: Filter) -> int:
+    """End holds. Return how many there were."""
+    condition, values = wanted.as_sql()
+    sql = f"UPDATE onceward_dead_letters SET hold = NULL WHERE hold IS NOT NULL AND {condition}"
+    return rows.changed(transaction, sql, **values)
 
 
 def discard(transaction: DbTransaction, rows: Sql, wanted: Filter) -> int:
@@ -179,6 +244,10 @@ _COLUMNS = """
         AND onceward_dead_letters.status IN ('open', 'redriven')
     """,
 )
+_TALLY = """
+    SELECT status, hold IS NOT NULL AS held, count(*) AS letters, min(id) AS first FROM onceward_dead_letters
+    WHERE {condition} GROUP BY 1, 2 ORDER BY 1, 2
+"""
 _MAY_GO = "status IN ('resolved', 'discarded') AND hold IS NULL AND keep_until <= {now}"
 # The condition is repeated: the outer one is evaluated again if another transaction changed the row meanwhile.
 _OLD = f"SELECT id FROM onceward_dead_letters WHERE {_MAY_GO} LIMIT :size"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from onceward._text import quantity
-from onceward.connectors.reports import SourceCounts
+from onceward.connectors.reports import ServerUnreachable, SourceCounts
 
 HOLDS = "holds"
 FAILS = "does not hold"
@@ -106,6 +106,11 @@ def without_database(source: SourceCounts) -> Balance:
         unknown=(*why_appended_is_unknown(source.appended, notes), *unknown),
         notes=notes,
     )
+
+
+def unreachable(error: ServerUnreachable) -> Balance:
+    """The balance while a server is down: nothing is known, and nothing is accused."""
+    return Balance(appended=None, unknown=(str(error),))
 
 
 def why_appended_is_unknown(appended: int | None, notes: Mapping[str, str]) -> list[str]:

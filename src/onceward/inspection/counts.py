@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from onceward._secrets import mask_url
+from onceward.connectors.reports import ServerUnreachable
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
-from onceward.inspection.balance import Balance, without_database
+from onceward.inspection.balance import Balance, unreachable, without_database
 from onceward.inspection.counts_database import DatabaseCounts, has_tables
 from onceward.inspection.fates import strike_by_id
 from onceward.inspection.probes import open_database
@@ -17,6 +18,9 @@ from onceward.inspection.totals import LetterCounts, strike_totals
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+    from onceward.app.app import Onceward
+    from onceward.app.consumer import Consumer
 
 
 class Account(NamedTuple):
@@ -31,9 +35,38 @@ class Account(NamedTuple):
     may_be_new: bool = False
     """Whether source and database may not exist yet. They may for an app; if an operator names them, a missing one is
     mistyped."""
+    siblings: frozenset[str] | None = None
+    """All consumers that the app has now, by their names in the inbox. None: unknown."""
+
+
+def account_of(app: Onceward, consumer: Consumer, database: str | None = None) -> Account:
+    """The account of a consumer of an app, in its own database or in another one."""
+    from onceward.app.build import consumer_id
+
+    return Account(
+        consumer.source,
+        consumer_id(consumer),
+        database or app.settings.database,
+        contract=consumer.contract is not None,
+        may_be_new=True,
+        siblings=frozenset(map(consumer_id, app.consumers.values())),
+    )
 
 
 def balance_of(account: Account) -> Balance:
+    """The balance of one consumer; unknown while its source or database is down.
+
+    Raises `ServerUnreachable` only if an operator named them, so they may be mistyped.
+    """
+    try:
+        return _strike(account)
+    except ServerUnreachable as error:
+        if not account.may_be_new:
+            raise
+        return unreachable(error)
+
+
+def _strike(account: Account) -> Balance:
     """Count the source first, so messages that are done meanwhile are seen as done, not as missing.
 
     Only the number of records is read before that, in case the source lists its messages.
@@ -50,7 +83,12 @@ def balance_of(account: Account) -> Balance:
         is_new = connection is None or not has_tables(connection)
         if is_new and not account.may_be_new:
             raise ConfigurationError(_explain_empty_database(account.database, connection))
-        counts = DatabaseCounts(None if is_new else connection, account.consumer, contract=account.contract)
+        counts = DatabaseCounts(
+            None if is_new else connection,
+            account.consumer,
+            contract=account.contract,
+            siblings=account.siblings,
+        )
         if (counted.done or counted.moved) and not account.may_be_new and not counts.is_known:
             why = _explain_unknown_consumer(account.consumer, counts.registered)
             counted = msgspec.structs.replace(counted, unknown=(*counted.unknown, why))

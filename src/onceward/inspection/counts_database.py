@@ -27,9 +27,17 @@ def has_tables(connection: Connection) -> bool:
 class DatabaseCounts:
     """Counts in the inbox and dead letters of one consumer. Without tables they are empty."""
 
-    def __init__(self, connection: Connection | None, consumer: str, *, contract: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection | None,
+        consumer: str,
+        *,
+        contract: bool,
+        siblings: frozenset[str] | None = None,
+    ) -> None:
         """`connection` is None if there are no tables yet. `contract`: its code has one, registered or not."""
         self._connection = connection
+        self._siblings = siblings
         self._consumer = consumer
         is_registered = self._rows("SELECT 1 FROM onceward_consumers WHERE consumer_id = :consumer")
         self._has_contract = contract or bool(is_registered)
@@ -65,8 +73,10 @@ class DatabaseCounts:
             outcomes = self._outcomes(self._consumer, list(ids))
             found = self._by_outcome()
             others = [each for each in self.registered if each != self._consumer]
-            if found.total() or before:
-                others = []
+            if found.total() or before:  # it may have had another name before, which no consumer has now
+                others = [
+                    each for each in others if self._siblings is not None and each not in self._siblings
+                ]
             records = InboxRecords(
                 outcomes=outcomes,
                 before=before,

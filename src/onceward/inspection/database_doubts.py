@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 NOT_DURABLE = "database not durable"
 UNSAFE = "database not safe"
 NO_WRITES = "database cannot be written"
+_RECORDS_EVENTS = re.compile(r"onceward_dedup|(?!onceward_)")
+_RECORDED = {
+    "onceward_effects": "which effects it has called",
+    "onceward_outbox": "the messages that wait to be sent",
+    "onceward_dead_letters": "the dead letters",
+}
 ORDINARY = (None, "unix", "win32")
 """Virtual file systems of SQLite that lock and write as it expects."""
 
@@ -82,8 +89,8 @@ def doubt_postgresql(connection: Connection) -> Iterator[WeakLink]:
     if unlogged:
         yield WeakLink(
             Strength.MAY_LOSE,
-            f"unlogged tables: {', '.join(unlogged[:3])}{', …' if len(unlogged) > 3 else ''}; PostgreSQL empties them "
-            "after a crash, and forgets which events are done",
+            f"unlogged tables: {_few(unlogged)}; PostgreSQL empties them after a crash, and forgets "
+            f"{_recorded_in(unlogged)}",
             f"ALTER TABLE {unlogged[0]} SET LOGGED",
             NOT_DURABLE,
         )
@@ -91,7 +98,7 @@ def doubt_postgresql(connection: Connection) -> Iterator[WeakLink]:
     if own:
         yield WeakLink(
             Strength.HOLDS,
-            f"unlogged tables of yours: {', '.join(own[:3])}{', …' if len(own) > 3 else ''}; PostgreSQL empties them "
+            f"your unlogged tables: {_few(own)}; PostgreSQL empties them "
             "after a crash: what a handler has written there is lost, and its event is done",
             f"ALTER TABLE {own[0]} SET LOGGED, unless no handler writes to it, or what it writes may be lost",
             "not in unlogged tables",
@@ -116,6 +123,20 @@ def doubt_postgresql(connection: Connection) -> Iterator[WeakLink]:
 
 def _is_on(value: str | None) -> bool:
     return value is not None and value.lower() in ("1", "true", "yes", "on")
+
+
+def _recorded_in(names: list[str]) -> str:
+    """What these tables record. A partition may have any name."""
+    plain = [name.rpartition(".")[2].strip('"') for name in names]
+    found = ["which events are done"] if any(_RECORDS_EVENTS.match(name) for name in plain) else []
+    found += [what for table, what in _RECORDED.items() if table in plain]
+    if any(name not in _RECORDED and not _RECORDS_EVENTS.match(name) for name in plain):
+        found.append("what else they record" if found else "what they record")
+    return " and ".join(found)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join([*names[:3], "…"] if len(names) > 3 else names)
 
 
 _UNLOGGED = r"""

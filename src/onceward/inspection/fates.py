@@ -49,7 +49,8 @@ class InboxRecords(msgspec.Struct, frozen=True, kw_only=True):
     superseded: int = 0
     """How many of these are of superseded events."""
     others: Mapping[str, str] = {}
-    """If this consumer has none at all: those of its messages that another one has recorded, with its name."""
+    """Those of its messages that another one has recorded, with its name: any other one if this consumer has no records
+    at all, otherwise one that the app no longer has."""
     floor: int | None = None
     """The first day that is kept; records of earlier days may have been purged."""
 
@@ -148,15 +149,16 @@ class _Fates:
         first = list(groups)[: len(self.missing)]
         if self.missing and not self._messages.is_complete and first == self.missing:
             self.unknown.append(
-                f"the first {say(len(first))} neither applied nor dead: the group may have been set to start after "
-                f"them, or they are lost: {some(tuple(first))}"
+                f"the first {'message is' if len(first) == 1 else say(len(first))} neither applied nor dead: the group "
+                f"may have been set to start after {'it, or it is' if len(first) == 1 else 'them, or they are'} lost: "
+                f"{some(tuple(first))}"
             )
             self.counts["gone"] += len(first)
             self.why_gone = "it is unknown whether they were ever delivered"
             self.missing = []
 
     def _find_earlier_names(self) -> None:
-        """A consumer without any record may have had another name."""
+        """A consumer may have had another name."""
         records = self._ledger.records
         others = {} if records is None else records.others
         found = [each for each in self.missing if each in others]
@@ -164,9 +166,10 @@ class _Fates:
             return
         names = ", ".join(sorted({others[each] for each in found}))
         verb = "has" if len(found) == 1 else "have"
+        now = "which the app no longer has" if records and records.after else "and {} has none at all"
         self.unknown.append(
-            f"{quantity(len(found), 'message')} {verb} a record of consumer {names}, and {self._ledger.consumer} has "
-            f"none at all: it was renamed, or its records are lost: {some(tuple(found))}"
+            f"{quantity(len(found), 'message')} {verb} a record of consumer {names}, "
+            f"{now.format(self._ledger.consumer)}: it was renamed, or its records are lost: {some(tuple(found))}"
         )
         self.counts["gone"] += len(found)
         self.why_gone = "another consumer has their records"
@@ -273,10 +276,14 @@ class _Fates:
             self.counts["gone"] += forgotten.total - needed + most
             return
         elif most < needed:
-            self.unknown.append(
-                f"{say(needed)} done and no longer in the source, but only {most:,} of them have a record: the others "
-                "were copies, or their records were purged or lost"
+            have = "has" if most == 1 else "have"
+            why = (
+                f"but only {most:,} of them {have} a record: the others were copies, or their records were purged or "
+                "lost"
             )
+            if needed == 1:
+                why = "but has no record: it was a copy, or its record was purged or lost"
+            self.unknown.append(f"{say(needed)} done and no longer in the source, {why}")
         else:
             found = max(min(most, needed + either), needed)
             superseded = records.superseded - Counter(records.outcomes.values())["superseded"]
@@ -300,8 +307,8 @@ class _Fates:
             "they are no longer in the source, which did not count whether this consumer has had them"
         )
         self.unknown.append(
-            f"{say(count)} no longer in the source, and nothing shows what became of them: they were consumed, or "
-            "removed before that"
+            f"{say(count)} no longer in the source, and nothing shows what became of {'it' if count == 1 else 'them'}: "
+            f"{'it was' if count == 1 else 'they were'} consumed, or removed before that"
         )
 
     def check_source(self, source: SourceCounts) -> list[str]:

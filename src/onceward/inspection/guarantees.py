@@ -120,7 +120,7 @@ class GuaranteeVerdict(msgspec.Struct, frozen=True):
             for link in self.links
             if link.label and link.strength is Strength.HOLDS and link.advice
         ]
-        return f"{text}: {', '.join(labels)}" if labels else text
+        return f"{text}: {', '.join(dict.fromkeys(labels))}" if labels else text
 
     @property
     def not_checked(self) -> tuple[str, ...]:

@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
+from onceward._secrets import mask_url
 from onceward._text import quantity
+from onceward.connectors.reports import ServerUnreachable
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.inspection.arrivals import SinkArrivals, arrivals_at
-from onceward.inspection.balance import Balance, put, say, some
+from onceward.inspection.balance import Balance, put, say, some, unreachable
 from onceward.inspection.outbox_rows import SETTLED, WAITING, OutboxLedger, TargetRows, read_outbox
 from onceward.inspection.probes import open_database
 from onceward.outbox.targets import shown
@@ -39,8 +43,12 @@ def balance_outbox(database: str | None, address_of: Callable[[str], Address]) -
     """The balances of all targets that ever had a message, by what a report calls them."""
     if database is None:
         return {}
-    with open_database(database) as connection:
-        ledger = OutboxLedger({}, {}) if connection is None else read_outbox(connection)
+    try:
+        with open_database(database) as connection:
+            ledger = OutboxLedger({}, {}) if connection is None else read_outbox(connection)
+    except ServerUnreachable as error:
+        unknown = msgspec.structs.replace(unreachable(error), words=WORDS)
+        return {"outbox": TargetAccount(unknown, mask_url(database))}
     found: dict[str, TargetAccount] = {}
     for target in sorted(ledger.targets):
         sink: Address | str
@@ -54,13 +62,18 @@ def balance_outbox(database: str | None, address_of: Callable[[str], Address]) -
 
 
 def strike_outbox(ledger: OutboxLedger, target: str, sink: Address | str) -> Balance:
-    """Compare the outbox with the sink of a target; a text says why it has none. Raises `ServerUnreachable`."""
+    """Compare the outbox with the sink of a target; a text says why it has none."""
     balance = _TargetBalance(ledger, ledger.targets[target])
     balance.count()
     if isinstance(sink, str):
         balance.unknown.append(sink)
+        return balance.strike()
+    try:
+        arrivals = arrivals_at(sink)
+    except ServerUnreachable as error:
+        balance.unknown.append(str(error))
     else:
-        balance.compare(arrivals_at(sink))
+        balance.compare(arrivals)
     return balance.strike()
 
 

@@ -27,6 +27,7 @@ def open_database(database: str) -> Iterator[Connection | None]:
 
     from onceward._text import driver_message
     from onceward.db.engines import DatabaseTimeouts, connect_arguments
+    from onceward.db.poolers import expect_poolers
 
     url = database_url(database, asynchronous=False)
     if url.get_backend_name() == "sqlite":
@@ -38,7 +39,7 @@ def open_database(database: str) -> Iterator[Connection | None]:
     else:
         arguments = connect_arguments(url, DatabaseTimeouts(ANSWER_SECONDS), name="onceward")
     try:
-        engine = create_engine(url, connect_args=arguments)
+        engine = expect_poolers(create_engine(url, connect_args=arguments))
     except ModuleNotFoundError:
         raise ConfigurationError("PostgreSQL needs psycopg: pip install 'onceward[postgres]'") from None
     try:

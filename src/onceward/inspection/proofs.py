@@ -15,9 +15,10 @@ from onceward.app.app import Consumer, Onceward
 from onceward.app.build import database_url, evidence_settings, refusal_without_contract, task_class
 from onceward.connectors.reports import ServerUnreachable
 from onceward.inbox.evidence.evidence import Evidence
-from onceward.inbox.evidence.gate import DENIED, CarriedEvidence, is_denied
+from onceward.inbox.evidence.gate import DENIED, CarriedEvidence
 from onceward.inbox.evidence.proof import lacking, refusal
 from onceward.inspection.probes import open_database
+from onceward.storage.privileges import is_denied
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -204,12 +204,19 @@ def test_files_are_payloads_or_whole_bodies(bench: Bench) -> None:
             draft.with_file(text.encode("latin-1"))
     with pytest.raises(EditRefusedError):
         parse("[" * 100_000)
+    for text in ('{"amount": 1e400}', "[-1e309]"):
+        with pytest.raises(EditRefusedError, match="too large to be stored"):
+            draft.with_file(text.encode())
+    assert decode(draft.with_file(b'{"amount": 1.5e308}')).payload == {"amount": 1.5e308}
 
 
 def test_what_an_editor_cannot_show_needs_a_file(bench: Bench) -> None:
     binary = bench.letters.core("draft", bench.bury(order("o1", {"amount": b"\0"})))
     with pytest.raises(EditRefusedError, match="JSON cannot express"):
         binary.as_text()
+    infinite = bench.letters.core("draft", bench.bury(order("o2", {"amount": float("inf")})))
+    with pytest.raises(EditRefusedError, match="JSON cannot express"):
+        infinite.as_text()
     bench.letters.bury(burial("junk", body=b"\x00\xff"))
     junk = bench.letters.core("draft", bench.letters.find()[-1].id)
     with pytest.raises(EditRefusedError, match="not a transaction and not JSON"):

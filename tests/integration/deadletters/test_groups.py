@@ -25,6 +25,18 @@ KINDS = {
     "BUSINESS [order-ax7]: order-ax7 has no currency": "<id> has no currency",
     "SYSTEM [x7]: no x7 in x77": "no <id> in x77",
     "BUSINESS [order-17]: order-17 refused": "order-<number> refused",
+    "order 7 of o7, user7 and A7 failed": "order <number> of <id>, <id> and <id> failed",
+    "step1 of s3 by v2, ipv4, md5, psycopg2": "step1 of s3 by v2, ipv4, md5, psycopg2",
+    "order 7: HTTP 404": "order <number>: HTTP 404",
+    "HTTP/1.1 503 from 10.0.0.7": "HTTP/<number> 503 from <number>",
+    "status code: 404, status=500": "status code: 404, status=500",
+    "{'status': 502, 'id': 'x'}": "{<value>: 502, <value>: <value>}",
+    "error code 7, exit code -9, [Errno 111] 7": "error code 7, exit code -9, [Errno 111] <number>",
+    "SQLSTATE 42P01, ORA-12541, ORD-12541": "SQLSTATE 42P01, ORA-12541, ORD-<number>",
+    "HTTPStatusError: Client error '404 Not Found' for url 'http://a/7'": (
+        "Client error '404 Not Found' for url <value>"
+    ),
+    "the status of 7 orders; http://a:80/7": "the status of <number> orders; http://a:<number>/<number>",
 }
 
 
@@ -63,3 +75,13 @@ def test_groups_count_letters_with_first_last_and_an_example(letters: Letters) -
         1,
     ]
     assert letters.groups(Filter(consumer="nobody")) == []
+
+
+def test_one_digit_ids_are_one_group_and_status_codes_are_not(letters: Letters) -> None:
+    letters.bury(*(burial(f"m{n}", error=f"SYSTEM [m{n}]: no order o{n}") for n in (7, 8, 12)))
+    letters.bury(*(burial(f"c{n}", error=f"SYSTEM [c{n}]: bank said HTTP {n}") for n in (404, 503)))
+    assert sorted((each.letters, each.message) for each in letters.groups()) == [
+        (1, "bank said HTTP 404"),
+        (1, "bank said HTTP 503"),
+        (3, "no order <id>"),
+    ]

@@ -338,6 +338,30 @@ def test_records_of_another_consumer_do_not_stand_for_those_of_this_one(shop: Sh
     assert shop.balanced()[1]["missing"] == ["first", "second"]
 
 
+@pytest.mark.req("CC-153")
+def test_nor_do_those_of_a_name_that_the_app_no_longer_has(shop: Shop) -> None:
+    consume_under_another_name(shop)
+    shop.send(order(3))
+    shop.consume()
+    result = shop.of_app("--json")
+    [struck] = json.loads(result.stdout)
+    assert (result.exit_code, struck["missing"]) == (3, [])
+    assert (
+        "charging, which the app no longer has: it was renamed, or its records are lost"
+        in struck["unknown"][0]
+    )
+    contract = Contract(
+        consumer_id="charging", event_types=["*"], owner_team="x", idempotency_mechanism="one transaction"
+    )
+
+    @shop.app.consumer("memory://charging", contract=contract)
+    def charging(order: Any, session: InboxSession) -> None: ...
+
+    result = shop.of_app("--json", "--consumer", "charge")
+    [struck] = json.loads(result.stdout)
+    assert (result.exit_code, struck["missing"]) == (1, ["first", "second"])
+
+
 @pytest.mark.req("CC-070")
 def test_an_event_is_followed_by_the_id_in_its_metadata(shop: Shop) -> None:
     shop.send(order(1, metadata={"tracking_id": "event-1"}), order(2))
@@ -370,6 +394,9 @@ def test_ids_beyond_those_that_a_queue_keeps_are_compared_by_number(
 def test_ids_of_ended_messages_that_somebody_removed_leave_it_unknown(shop: Shop, tmp_path: Path) -> None:
     shop.send(order(1), order(2))
     shop.consume()
+    execute(tmp_path / "orders.db", "UPDATE tallies SET done = done - 1")
+    assert "the queue's file lists 1 message more than it has counted as ended" in str(shop.balanced()[1])
+    execute(tmp_path / "orders.db", "UPDATE tallies SET done = done + 1")
     execute(tmp_path / "orders.db", "DELETE FROM ended")
     code, struck = shop.balanced()
     assert code == 3
@@ -740,6 +767,31 @@ def test_entries_that_are_removed_after_they_were_done_are_not_missing(
     assert (
         "7 messages are done and no longer in the source, but only 6 of them have a record"
         in struck["unknown"][0]
+    )
+
+
+@pytest.mark.req("CC-071")
+@every_redis
+@pytest.mark.parametrize("entry", ["0", "1", "2"])
+def test_a_group_that_was_moved_back_gets_its_entries_again(
+    stream: tuple[Shop, Redis, str], entry: str
+) -> None:
+    shop, redis, name = stream
+    shop.send(*(order(number) for number in range(4)), order("x"))
+    shop.consume()
+    shop.send(order(7))
+    entries = [b"0", *(each for each, _ in redis.xrange(name))]
+    (group,) = (each["name"] for each in redis.xinfo_groups(name))
+    redis.xgroup_setid(name, group, entries[int(entry)])
+    code, struck = shop.balanced()
+    assert (code, struck["appended"], struck["pending"]) == (3, 6, 6 - int(entry))
+    assert len(struck["unknown"]) == 1
+    assert "somebody moved the group back" in struck["unknown"][0]
+    shop.consume()
+    code, struck = shop.balanced()
+    assert (code, numbers(struck)) == (
+        0,
+        {"appended": 6, "applied": 5, "duplicate": 0, "pending": 0, "dead": 1},
     )
 
 

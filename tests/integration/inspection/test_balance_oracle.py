@@ -323,6 +323,7 @@ def live(history: History) -> str:
     return first
 
 
+@pytest.mark.usual("0")
 @pytest.mark.req("CC-070", "CC-072", "CC-073")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kept", [100_000, 2], ids=["listed", "forgotten"])
@@ -334,6 +335,7 @@ def test_a_queue_in_a_file_is_never_misjudged(
     assert first == "holds" or kept == 2
 
 
+@pytest.mark.usual("0")
 @pytest.mark.req("CC-070", "CC-072", "CC-073")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_queue_in_postgresql_is_never_misjudged(tmp_path: Path, postgres_url: str, seed: int) -> None:
@@ -368,6 +370,7 @@ def test_a_queue_in_the_database_of_its_inbox_is_never_misjudged(
     assert first == "holds" or "forget " in history.steps
 
 
+@pytest.mark.usual("0")
 @pytest.mark.req("CC-071", "CC-072", "CC-073")
 @every_redis
 @pytest.mark.parametrize("seed", SEEDS)
@@ -377,6 +380,7 @@ def test_a_stream_is_never_misjudged(tmp_path: Path, redis_url: str, seed: int) 
     assert first == "holds" or "trim " in history.steps
 
 
+@pytest.mark.usual("0")
 @pytest.mark.req("CC-072", "CC-073")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_jetstream_is_never_misjudged(tmp_path: Path, nats_url: str, seed: int) -> None:

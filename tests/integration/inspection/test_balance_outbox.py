@@ -157,7 +157,8 @@ def test_what_a_redis_stream_lost_is_found(request: pytest.FixtureRequest, tmp_p
 @pytest.mark.req("OB-20")
 def test_what_cannot_be_determined_is_unknown(chain: Chain) -> None:
     with chain.engine.begin() as connection:
-        chain.app.outbox(connection).send("memory://here", {"number": 1})
+        chain.app.outbox(connection).send("redis://x/here", {"number": 1})
+    chain.execute("UPDATE onceward_outbox SET target = 'memory://here'")
     result = balance(chain)
     assert result.exit_code == 3, result.output
     assert "visible only inside the process" in result.output

@@ -79,7 +79,7 @@ def test_tables_that_postgresql_empties_after_a_crash_are_named_and_so_are_parti
     [letters] = doubts(schema.plain_url)
     assert str(letters.strength) == "may lose"
     assert letters.why.startswith(
-        "unlogged tables: onceward_dead_letters; PostgreSQL empties them after a crash"
+        "unlogged tables: onceward_dead_letters; PostgreSQL empties them after a crash, and forgets the dead letters"
     )
     schema.execute(f"ALTER TABLE {schema.name}.onceward_dead_letters SET LOGGED")
     schema.execute(
@@ -87,6 +87,7 @@ def test_tables_that_postgresql_empties_after_a_crash_are_named_and_so_are_parti
     )
     [partition] = doubts(schema.plain_url)
     assert partition.why.startswith("unlogged tables: mine;")
+    assert partition.why.endswith("forgets which events are done")
 
 
 def test_a_queue_with_unlogged_tables_is_not_durable(schema: Schema) -> None:
@@ -103,7 +104,7 @@ def test_a_queue_with_unlogged_tables_is_not_durable(schema: Schema) -> None:
 def test_unlogged_tables_of_the_user_are_in_the_headline(schema: Schema) -> None:
     schema.execute(f"CREATE UNLOGGED TABLE {schema.name}.bills (id TEXT)")
     [bills] = doubts(schema.plain_url)
-    assert bills.why.startswith("unlogged tables of yours: bills;")
+    assert bills.why.startswith("your unlogged tables: bills;")
     proven = Facts(
         source=SourceFacts(durability=Durability(Survives.MACHINE_CRASH, "on a disk"), redelivers=True),
         mode="transactional",
