@@ -137,7 +137,7 @@ class Board:
         self.active = bool(self.down or self.paused)
         began = self._subjects & (self.down.keys() - outages.keys())
         ended = self._subjects & (outages.keys() - self.down.keys())
-        paused = self._consumers & (self.paused.keys() - pauses.keys())
+        paused = [each for each in self._consumers if self.paused.get(each) not in (None, pauses.get(each))]
         resumed = self._consumers & (pauses.keys() - self.paused.keys())
         return [
             *(_beginning(name, self.down[name]) for name in sorted(began)),
@@ -185,8 +185,13 @@ def hold_of(board: Board, consumer: Identity, depends_on: Sequence[str]) -> Hold
 
 
 def describe_pause(pause: Paused) -> str:
+    return f"{pause.name} is paused {describe_pauser(pause)}"
+
+
+def describe_pauser(pause: Paused) -> str:
+    """Who paused it, since when and why."""
     why = f": {pause.reason}" if pause.reason else ""
-    return f"{pause.name} is paused by {pause.operator} since {_clock_time(pause.paused_at)}{why}"
+    return f"by {pause.operator} since {_clock_time(pause.paused_at)}{why}"
 
 
 def describe_outage(subject: str, down: Down) -> str:

@@ -5,7 +5,8 @@
         ▲                                                          │  ▲
         └────────────── the probe succeeds ◄── one message ◄───────┘  └── the probe fails: the interval grows
 
-One process of the fleet at a time has the lease for the probe. A failed probe comes back later than the next one is
+One process of the fleet at a time has the lease for the probe, and it takes that for a message that it has fetched: one
+that is idle, or waits for its limit, keeps nobody from probing. A failed probe comes back later than the next one is
 due, so that one takes another message: a message that is poison cannot keep everything down.
 """
 
@@ -21,12 +22,12 @@ from onceward.backoff import Backoff
 from onceward.connectors.lease_rules import RedeliveryPlan
 from onceward.errors import OncewardError
 from onceward.failures.board import DEPENDENCY, Board, NewOutage, hold_of, shown, subjects_of
-from onceward.failures.rules import BusinessRule, OutageRule, RuleBook, causes_of
+from onceward.failures.rules import BusinessRule, OutageRule, RuleBook, members_of
 from onceward.failures.signs import retry_after_of
 from onceward.failures.states import HoldRecords, Identity
 from onceward.middleware import Middleware, SourceCalls, StepInfo, sleep
 from onceward.task.attempts.observers import ObservingMiddleware, StepObserver
-from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
+from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException, postponement_of
 from onceward.task.lifecycle import text_of
 from onceward.task.work import DUPLICATE
 from onceward.telemetry.logger import OwnLogger
@@ -60,16 +61,18 @@ class ConsumerHeld(Postponed):
 
 
 class OutageProbe(msgspec.Struct):
-    """The lease for the next try."""
+    """A try, and its lease."""
 
     tokens: dict[str, int]
     """By what is down."""
     kept_at: float
-    transaction: Transaction | None = None
+    transaction: Transaction
     settled: bool = False
     """Whether it can be reported. Without `succeeded` or `failed`, it did not happen."""
     succeeded: bool = False
     failed: bool = False
+    subject: str | None = None
+    """What the failure says is down, if it says that."""
     reason: str | None = None
     not_before: float = 0.0
     """Seconds that the service asks to wait."""
@@ -132,7 +135,7 @@ class FailureRules(ObservingMiddleware, StepObserver):
             self._note_success(transaction)
 
     def raised(self, transaction: Transaction, note: Any, error: Exception) -> Exception:
-        return error if isinstance(error, Postponed) else self._judge(transaction, error)
+        return postponement_of(error) or self._judge(transaction, error)
 
     def _is_held(self, transaction: Transaction | None = None) -> bool:
         if self._consumer in self._board.paused:
@@ -161,11 +164,14 @@ class FailureRules(ObservingMiddleware, StepObserver):
             return self._judge_outage(transaction, error, rule, probe if is_probe else None)
         if is_probe and probe is not None:
             probe.failed = probe.settled = True  # it says nothing about what is down
-        if rule is None:
-            return error
         if isinstance(rule, BusinessRule):
             return TransactionException(text_of(error), ExceptionCategory.BUSINESS, cause=error)
-        return _redelivered(error, rule.redelivery)
+        asked = _asked_by(error)
+        if rule is not None:
+            return _redelivered(error, msgspec.structs.replace(rule.redelivery, not_before=asked))
+        if asked and not isinstance(error, TransactionException):
+            return _redelivered(error, RedeliveryPlan(not_before=asked))
+        return error
 
     def _judge_outage(
         self, transaction: Transaction, error: Exception, rule: OutageRule, probe: OutageProbe | None
@@ -173,24 +179,34 @@ class FailureRules(ObservingMiddleware, StepObserver):
         dependency = self._book.dependency_of(rule)
         subject = self._own if dependency is None else f"{DEPENDENCY}{dependency}"
         rule = self._book.complete(rule)
-        asked = max((retry_after_of(each) or 0.0 for each in causes_of(error)), default=0.0)
+        asked = _asked_by(error)
         if probe is not None:
-            probe.failed = probe.settled = True
+            if subject != self._own:
+                probe.subject = subject
+                if subject not in probe.tokens:
+                    self._count(transaction, error, subject, rule, asked)
             probe.reason, probe.not_before = text_of(error), asked
-            return ConsumerHeld("the probe failed", self._after_probe(asked))
-        if subject in self._board.down:
+            probe.failed = probe.settled = True
+            return ConsumerHeld("the probe failed", self._after_probe(probe, asked))
+        if subject in self._board.down or self._count(transaction, error, subject, rule, asked):
             return ConsumerHeld(f"{shown(subject)} is down", RETURN.delay())
+        return _redelivered(error, RedeliveryPlan(not_before=asked)) if asked else error
+
+    def _count(
+        self, transaction: Transaction, error: Exception, subject: str, rule: OutageRule, asked: float
+    ) -> bool:
+        """Count a failure. Returns whether it makes an outage."""
         if not self._board.count(subject, transaction.id, rule.after):
-            return _redelivered(error, RedeliveryPlan(not_before=asked)) if asked else error
+            return False
         reason = f"{rule.after} messages in a row failed, the last with {text_of(error)}"
         if rule.after == 1:
             reason = text_of(error)
         self._board.find(NewOutage(subject, reason, max(rule.interval.delay(), asked)))
-        return ConsumerHeld(f"{shown(subject)} is down", RETURN.delay())
+        return True
 
-    def _after_probe(self, asked: float) -> float:
+    def _after_probe(self, probe: OutageProbe, asked: float) -> float:
         """The delay of a message whose probe failed."""
-        subjects = list(self._probe.tokens) if self._probe else []
+        subjects = list(probe.tokens)
         probes = max(
             (self._board.down[each].probes for each in subjects if each in self._board.down), default=0
         )
@@ -207,7 +223,10 @@ class FailureRules(ObservingMiddleware, StepObserver):
     def _rule_of_consumer(self) -> OutageRule:
         """The rule by which an outage of the consumer alone is probed."""
         own = [*self._book.own.values(), *self._book.of_app.values()]
-        return next((each for each in own if isinstance(each, OutageRule) and each.of is None), OutageRule())
+        rules = (
+            each for each in own if isinstance(each, OutageRule) and each.of not in self._book.depends_on
+        )
+        return self._book.complete(next(rules, OutageRule()))
 
     # ── the source ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,17 +236,20 @@ class FailureRules(ObservingMiddleware, StepObserver):
             if not self._board.active or not self._is_held():
                 return await source.fetch(size, **extra)
             paused = self._consumer in self._board.paused
-            if self._let_go is not None and (paused or not self._seeks_message()):
+            is_due = self._is_due() and not paused
+            if self._let_go is not None and not is_due:
                 await self._let_go()
             if paused:
                 await sleep(self._nap)  # a policy may ask again at once
                 return ()
-            if await self._may_probe():
-                batch = await source.fetch(1, **extra)
-                if self._probe is not None and batch:
-                    self._probe.transaction = batch[0]
-                if batch or self._probe is None:
-                    return batch
+            if is_due and (batch := await source.fetch(1, **extra)):
+                try:
+                    await self._try_with(batch[0])
+                except BaseException:  # it was canceled: nobody else has the message
+                    if source.settle is not None:
+                        await source.settle([Settlement(each, Verdict.RETURNED) for each in batch])
+                    raise
+                return batch
             if self._draining:
                 raise DependencyDown(self.explain() or "what it needs is down")
             await sleep(self._nap)
@@ -252,9 +274,8 @@ class FailureRules(ObservingMiddleware, StepObserver):
         async def wait(seconds: float) -> bool:
             assert source.wait is not None
             await self._keep_in_step()
-            if not self._board.active or not self._is_held():
-                return await source.wait(min(seconds, LOOK))
-            if self._seeks_message():
+            is_due = self._consumer not in self._board.paused and self._is_due()
+            if not self._board.active or not self._is_held() or is_due:
                 return await source.wait(min(seconds, LOOK))
             await sleep(min(seconds, NAP))
             await self._keep_in_step()
@@ -304,8 +325,9 @@ class FailureRules(ObservingMiddleware, StepObserver):
             if probe.succeeded:
                 await self._records.end(subject, token)
             elif probe.failed:
-                wait = max(self._interval(subject), probe.not_before)
-                await self._records.fail_probe(subject, token, probe.reason, wait)
+                concerned = probe.subject in (None, subject)
+                wait = max(self._interval(subject), probe.not_before if concerned else 0.0)
+                await self._records.fail_probe(subject, token, probe.reason if concerned else None, wait)
             else:
                 await self._records.release_probe(subject, token)
         await self._look(ended=list(probe.tokens))
@@ -317,35 +339,26 @@ class FailureRules(ObservingMiddleware, StepObserver):
         down = [self._board.down[each] for each in self._subjects if each in self._board.down]
         return self._probe is None and all(each.due_in <= passed and not each.probing for each in down)
 
-    def _seeks_message(self) -> bool:
-        """Whether this process has the lease for a probe, and no message for it yet; one may wait for its start."""
-        return self._probe is not None and self._probe.transaction is None
-
-    async def _may_probe(self) -> bool:
-        """Whether this process has the lease for a probe, or gets it, and no message for it yet."""
-        if self._probe is not None or not self._is_due():
-            return self._seeks_message()
-        tokens: dict[str, int] = {}
+    async def _try_with(self, transaction: Transaction) -> None:
+        """Make a message the probe, if nobody else probes. It is given back if it is not, or if it is still held."""
+        down = [each for each in self._subjects if each in self._board.down]
         try:
-            for subject in self._subjects:
-                if subject in self._board.down:
-                    token = await self._records.take_probe(subject, LEASE, self._interval(subject))
-                    if token is None:
-                        break
-                    tokens[subject] = token
+            tokens = await self._records.take_probes({each: self._interval(each) for each in down}, LEASE)
+            if tokens is None:
+                await self._look()
             else:
-                self._probe = OutageProbe(tokens, self._now())
-                return True
-            for subject, token in tokens.items():
-                await self._records.release_probe(subject, token)
-            await self._look()
+                self._probe = OutageProbe(tokens, self._now(), transaction)
         except Exception as error:  # noqa: BLE001  the next look tries again
             self._board.note_trouble(error)
-        return False
 
     def explain(self) -> str | None:
         """Why the consumer is held, in words; None if it is not."""
         return hold_of(self._board, self._consumer, self._book.depends_on).why
+
+
+def _asked_by(error: BaseException) -> float:
+    """The longest wait that a server asks for, in the error or its causes."""
+    return max((retry_after_of(each) or 0.0 for each in members_of(error)), default=0.0)
 
 
 def _redelivered(error: Exception, redelivery: RedeliveryPlan) -> TransactionException:

@@ -6,8 +6,9 @@ was stopped for too long from changing anything, and a killed one's lease expire
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 import msgspec
 from sqlalchemy import Connection
@@ -20,15 +21,25 @@ from onceward.failures.states import Down, FleetState, Identity, Paused
 from onceward.storage import audit
 from onceward.storage.database import Sql, StoragePorts
 
+MARKS: Final = 1 << 20
+"""A token is a count times this, plus the mark of the process that took the probe."""
 LONGEST_REASON = 500
 """Characters."""
+
+
+class _NotDue(Exception):
+    """Ends the transaction that takes probes, so it takes none."""
 
 
 class FleetRecords:
     """The records, for threads and asyncio. Each method is one transaction."""
 
-    def __init__(self, ports: StoragePorts, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, ports: StoragePorts, clock: Callable[[], float] | None = None, owner: str | None = None
+    ) -> None:
+        """`owner` is the process that takes probes: see `free_probes`."""
         self._ports = ports
+        self._mark = _mark_of(owner or "")
         self._rows = Sql(ports.dialect.name, clock)
 
     async def read(self) -> FleetState:
@@ -42,15 +53,25 @@ class FleetRecords:
         """Note an outage. Returns False if it is known."""
         return await self._change(_DECLARE, subject=subject, reason=_fit(reason), probe_in=probe_in)
 
-    async def take_probe(self, subject: str, lease: float, interval: float) -> int | None:
-        """Lease the next probe, if it is due and nobody has it. Returns its token. The one after it is due after the
-        interval, whatever becomes of this one."""
+    async def take_probes(self, intervals: Mapping[str, float], lease: float) -> dict[str, int] | None:
+        """Lease the next probe of each of these, if all are due and nobody has one. Returns their tokens. The ones
+        after them are due after these intervals, whatever becomes of these."""
 
-        def take(transaction: DbTransaction) -> dict[str, Any] | None:
-            return self._rows.first(transaction, _TAKE, subject=subject, lease=lease, interval=interval)
+        def take(transaction: DbTransaction) -> dict[str, int]:
+            tokens = {}
+            for subject, interval in sorted(intervals.items()):
+                found = self._rows.first(
+                    transaction, _TAKE, subject=subject, lease=lease, interval=interval, mark=self._mark
+                )
+                if found is None:
+                    raise _NotDue
+                tokens[subject] = int(found["token"])
+            return tokens
 
-        found = await self._ports.transact(take)
-        return None if found is None else int(found["token"])
+        try:
+            return await self._ports.transact(take)
+        except _NotDue:
+            return None
 
     async def keep_probe(self, subject: str, token: int, lease: float) -> bool:
         """Extend the lease of a probe that still runs. Returns False if it is lost."""
@@ -85,6 +106,17 @@ def read_state(connection: Connection, rows: Sql) -> FleetState:
     return FleetState(down, {each.identity: each for each in paused})
 
 
+def free_probes(transaction: DbTransaction, rows: Sql, owner: str) -> None:
+    """Give back the probes of a process that is known to be dead. If another one has the same mark, its probe is given
+    back, too: then one more message is tried."""
+    rows.run(transaction, _FREE, mark=_mark_of(owner))
+
+
+def _mark_of(owner: str) -> int:
+    """What is in the token of each probe that a process takes."""
+    return crc32(owner.encode()) % MARKS
+
+
 # ── pauses ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -93,49 +125,73 @@ def known(transaction: DbTransaction, rows: Sql) -> list[Identity]:
     return [(row["consumer_id"], row["name"]) for row in rows.all(transaction, _KNOWN)]
 
 
+class PauseChange(NamedTuple):
+    """What a command to pause or resume found and did."""
+
+    changed: bool
+    earlier: list[Paused]
+    """The pauses there were before."""
+
+
 def pause(
     transaction: DbTransaction, rows: Sql, consumer: str | Identity, operator: str, reason: str
-) -> bool:
-    """Pause a consumer, by its id or its name; or exactly one, which need not have run yet. Returns False if it is
-    paused already."""
+) -> PauseChange:
+    """Pause a consumer, by its id or its name; or exactly one, which need not have run yet. A paused one gets the new
+    operator and reason; without a reason it keeps its own."""
     if not isinstance(consumer, str):
         rows.run(transaction, _INTRODUCE, consumer_id=consumer[0], name=consumer[1])
-    return _note(transaction, rows, "pause", _PAUSE, consumer, operator, reason)
+    return _set(transaction, rows, "pause", consumer, operator, reason)
 
 
 def resume(
     transaction: DbTransaction, rows: Sql, consumer: str | Identity, operator: str, reason: str
-) -> bool:
-    """Let a paused consumer go on. Returns False if it is not paused."""
-    return _note(transaction, rows, "resume", _RESUME, consumer, operator, reason)
+) -> PauseChange:
+    """Let a paused consumer go on."""
+    return _set(transaction, rows, "resume", consumer, operator, reason)
 
 
-def _note(
+def _set(
     transaction: DbTransaction,
     rows: Sql,
     action: str,
-    sql: str,
     consumer: str | Identity,
     operator: str,
     reason: str,
-) -> bool:
+) -> PauseChange:
     who, why = audit.check_operator(operator), storable(mask(reason.strip()))
-    changed = False
+    changed, earlier = False, []
     found = _find(known(transaction, rows), consumer) if isinstance(consumer, str) else [consumer]
     for consumer_id, name in found:
         identity = {"consumer_id": consumer_id, "name": name}
-        if rows.changed(transaction, sql, operator=who, reason=why, **identity):
-            audit.note(transaction, rows, who, action, {**identity, "reason": why})
+        row = rows.first(transaction, _PAUSE_OF + rows.for_update, **identity)
+        before = None if row is None or row["paused_at"] is None else msgspec.convert(row, Paused)
+        if before is not None:
+            earlier.append(before)
+        if action == "pause":
+            is_new = before is None or (bool(why) and (who, why) != (before.operator, before.reason))
+        else:
+            is_new = before is not None
+        if is_new:
+            rows.run(
+                transaction, _PAUSE if action == "pause" else _RESUME, operator=who, reason=why, **identity
+            )
+            details: dict[str, Any] = {**identity, "reason": why}
+            if action == "pause" and before is not None:
+                details["replaces"] = {"operator": before.operator, "reason": before.reason}
+            audit.note(transaction, rows, who, action, details)
             changed = True
-    return changed
+    return PauseChange(changed, earlier)
 
 
 def _find(known: Sequence[Identity], consumer: str) -> list[Identity]:
-    """Those with this id; if there are none, those with this name."""
-    for place in (0, 1):
-        found = [identity for identity in known if identity[place] == consumer]
-        if found:
-            return found
+    """Those with this id; if there are none, those with this name. Both, if it is the id of one without a contract:
+    it may have got one since, with another id."""
+    by_id = [each for each in known if each[0] == consumer]
+    if by_id and (consumer, consumer) not in by_id:
+        return by_id
+    found = [each for each in known if consumer in each]
+    if found:
+        return found
     names = sorted(
         {name if name == consumer_id else f"{consumer_id} ({name})" for consumer_id, name in known}
     )
@@ -161,10 +217,11 @@ _DECLARE = """
     VALUES (:subject, {now}, :reason, 0, {steady} + :probe_in, 0) ON CONFLICT DO NOTHING
 """
 _TAKE = """
-    UPDATE onceward_outages SET token = token + 1, held_until = {steady} + :lease, next_probe = {steady} + :interval
+    UPDATE onceward_outages SET token = (token / {marks} + 1) * {marks} + :mark,
+        held_until = {steady} + :lease, next_probe = {steady} + :interval
     WHERE subject = :subject AND next_probe <= {steady} AND (held_until IS NULL OR held_until <= {steady})
     RETURNING token
-"""
+""".replace("{marks}", str(MARKS))
 _KEEP = (
     "UPDATE onceward_outages SET held_until = {steady} + :lease WHERE subject = :subject AND token = :token"
 )
@@ -174,6 +231,10 @@ _FAIL = """
         reason = COALESCE(:reason, reason)
     WHERE subject = :subject AND token = :token
 """
+_FREE = f"""
+    UPDATE onceward_outages SET held_until = NULL
+    WHERE held_until IS NOT NULL AND token - token / {MARKS} * {MARKS} = :mark
+"""
 _END = "DELETE FROM onceward_outages WHERE subject = :subject AND token = :token"
 _INTRODUCE = (
     "INSERT INTO onceward_pauses (consumer_id, name) VALUES (:consumer_id, :name) ON CONFLICT DO NOTHING"
@@ -181,12 +242,17 @@ _INTRODUCE = (
 _PAUSED = (
     "SELECT consumer_id, name, paused_at, operator, reason FROM onceward_pauses WHERE paused_at IS NOT NULL"
 )
+_PAUSE_OF = """
+    SELECT consumer_id, name, paused_at, operator, reason FROM onceward_pauses
+    WHERE consumer_id = :consumer_id AND name = :name
+"""
 _KNOWN = "SELECT consumer_id, name FROM onceward_pauses ORDER BY consumer_id, name"
 _PAUSE = """
-    UPDATE onceward_pauses SET paused_at = {now}, operator = :operator, reason = :reason
-    WHERE consumer_id = :consumer_id AND name = :name AND paused_at IS NULL
+    UPDATE onceward_pauses SET paused_at = CASE WHEN operator = :operator THEN paused_at ELSE {now} END,
+        operator = :operator, reason = :reason
+    WHERE consumer_id = :consumer_id AND name = :name
 """
 _RESUME = """
     UPDATE onceward_pauses SET paused_at = NULL, operator = NULL, reason = NULL
-    WHERE consumer_id = :consumer_id AND name = :name AND paused_at IS NOT NULL
+    WHERE consumer_id = :consumer_id AND name = :name
 """

@@ -8,13 +8,15 @@ to the policy of the consumer and the settings of its source.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from onceward._functions import is_async, takes_one, yields
 from onceward.backoff import Backoff
 from onceward.connectors.lease_rules import RedeliveryPlan
-from onceward.durations import parse_seconds
+from onceward.durations import is_duration, is_past, parse_seconds
 from onceward.errors import ConfigurationError
 from onceward.failures.signs import is_sign_of_outage
 from onceward.task.exceptions import (
@@ -50,8 +52,14 @@ class RetryLater(Postponed):
     """
 
     def __init__(self, message: str = "", after: Any = 1.0) -> None:
-        seconds = parse_seconds(after, "after", at_most=LONGEST_POSTPONEMENT)
-        super().__init__(message or f"asked to be delivered again after {seconds:g} s", seconds)
+        """`after` that is zero or past, such as `deadline - now`, is as soon as can be."""
+        if is_duration(message):
+            raise ConfigurationError(
+                f"RetryLater({message!r}) has the delay where the message goes; write RetryLater(after={message!r})"
+            )
+        seconds = 0.0 if is_past(after) else parse_seconds(after, "after", at_most=LONGEST_POSTPONEMENT)
+        when = f"after {seconds:g} s" if seconds else "at once"
+        super().__init__(message or f"asked to be delivered again {when}", seconds)
 
 
 class BusinessRule(msgspec.Struct, frozen=True):
@@ -72,7 +80,7 @@ class RetryRule(msgspec.Struct, frozen=True):
 
 
 class OutageRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that the handler needs is down: the consumer waits, and the message loses nothing."""
+    """A service that the handler needs is down: the consumer waits, and nothing counts against the message."""
 
     probe_every: float = PROBE_EVERY
     """Seconds between two probes, at first."""
@@ -124,11 +132,10 @@ def retry(*delays: Any, times: int | None = None) -> RetryRule:
 
 
 def outage(*, probe_every: Any = PROBE_EVERY, after: int = AFTER, of: str | None = None) -> OutageRule:
-    """A rule: what the handler needs is down.
-
-    When `after` different messages in a row fail so, the consumer stops fetching, gives back what it has, and tries one
-    message every `probe_every`, an interval that grows threefold, until one succeeds. No attempt and no delivery is
-    spent meanwhile. `of` names the dependency that is down: all consumers that depend on it wait together.
+    """A rule: a service that the handler needs is down. When `after` different messages in a row fail like this, the
+    consumer stops fetching, returns the messages it has, and tries one message every `probe_every`, an interval that
+    grows threefold, until one succeeds. During that time it counts no attempt and no delivery. `of` names the
+    dependency that is down: all consumers that depend on it wait together.
     """
     number: Any = after
     if type(number) is not int or number < 1:
@@ -173,12 +180,31 @@ def _check_condition(condition: Any, owner: str) -> None:
                 f"a rule of {owner} is for {each.__name__}, which ends a process and is not a failure of a message; "
                 "leave it out, or write a subclass of Exception"
             )
+        if isinstance(each, type) and issubclass(each, (Refuse, Postponed)):
+            raise ConfigurationError(
+                f"a rule of {owner} is for {each.__name__}, which says itself what becomes of the message; leave the "
+                "rule out, or raise an exception of your own"
+            )
         is_kind = isinstance(each, type) and issubclass(each, Exception)
         is_predicate = callable(each) and not isinstance(each, type) and kinds == (condition,)
         if not is_kind and not is_predicate:
             raise ConfigurationError(
                 f"a rule of {owner} is for {each!r}, which is neither an exception type nor a function of an "
                 "exception; write failures={ValueError: business}"
+            )
+        if is_predicate and is_async(each):
+            raise ConfigurationError(
+                f"a rule of {owner} is for {name_of(each)}, which is `async def`, so its answer would always be yes; "
+                "make it a plain `def`"
+            )
+        if is_predicate and yields(each):
+            raise ConfigurationError(
+                f"a rule of {owner} is for {name_of(each)}, which has a `yield`, so its answer would always be yes; "
+                "remove the `yield`"
+            )
+        if is_predicate and not takes_one(each):
+            raise ConfigurationError(
+                f"a rule of {owner} is for {name_of(each)}, which does not take one argument, the exception"
             )
 
 
@@ -195,6 +221,11 @@ def check_dependencies(given: Any, owner: str) -> dict[str, OutageRule]:
             raise ConfigurationError(
                 f"the dependency {name!r} of {owner} must have a rule outage(…), not {rule!r}; write "
                 f"dependencies={{{name!r}: outage(probe_every='5s')}}"
+            )
+        if rule.of not in (None, name):
+            raise ConfigurationError(
+                f"the dependency {name!r} of {owner} has a rule outage(of={rule.of!r}); leave of out, or declare "
+                f"{rule.of!r} as a dependency of its own"
             )
     return {name: msgspec.structs.replace(rule, of=name) for name, rule in named.items()}
 
@@ -238,26 +269,46 @@ class RuleBook(msgspec.Struct, frozen=True, kw_only=True):
     dependencies: Mapping[str, OutageRule] = {}
     """Those of the app, by name."""
 
+    @classmethod
+    def of(
+        cls,
+        consumer: str,
+        own: Mapping[Condition, Rule],
+        depends_on: tuple[str, ...],
+        of_app: Mapping[Condition, Rule],
+        dependencies: Mapping[str, OutageRule],
+    ) -> RuleBook:
+        """Raises ConfigurationError if the consumer has a rule for an outage of what it does not depend on."""
+        for condition, rule in own.items():
+            if isinstance(rule, OutageRule) and rule.of is not None and rule.of not in depends_on:
+                raise ConfigurationError(
+                    f"the rule of {consumer} for {name_of(condition)} is an outage of {rule.of!r}, on which {consumer} "
+                    f"does not depend; add {rule.of!r} to its depends_on: write "
+                    f"depends_on={[*depends_on, rule.of]!r}"
+                )
+        return cls(own=own, of_app=of_app, depends_on=depends_on, dependencies=dependencies)
+
     def rule_for(self, error: BaseException) -> Rule | None:
         """The rule for a failure; None if there is none, or the handler itself says what it is."""
-        chain = list(causes_of(error))
         for rules in (self.own, self.of_app):
             for condition, rule in rules.items():
-                if any(_fits(condition, each) for each in chain):
+                if _is_so(error, partial(_fits, condition)):
                     return rule
-        if failure_category(error) is ExceptionCategory.BUSINESS:
-            return None
-        return OutageRule() if any(map(is_sign_of_outage, chain)) else None
+        refused = [failure_category(each) is ExceptionCategory.BUSINESS for each in _leaves_of(error)]
+        if any(refused):
+            return BusinessRule() if isinstance(error, BaseExceptionGroup) and all(refused) else None
+        return OutageRule() if _is_so(error, is_sign_of_outage) else None
 
     def dependency_of(self, rule: OutageRule) -> str | None:
-        """What an outage under this rule is an outage of; None for the consumer alone."""
+        """What an outage under this rule is an outage of; None for the consumer alone: also if a rule of the app names
+        what this consumer does not depend on."""
         if rule.of is not None:
-            return rule.of
+            return rule.of if rule.of in self.depends_on else None
         return self.depends_on[0] if len(self.depends_on) == 1 else None
 
     def complete(self, rule: OutageRule) -> OutageRule:
         """The rule itself; under the default one, that of the dependency."""
-        dependency = self.dependency_of(rule)
+        dependency = rule.of or self.dependency_of(rule)
         says_nothing = msgspec.structs.replace(rule, of=None) == OutageRule()
         return self.dependencies[dependency] if dependency is not None and says_nothing else rule
 
@@ -269,14 +320,17 @@ class RuleBook(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         """The rules in words, first ones first."""
         found = [
-            f"{name_of(condition)}: {rule}"
+            f"{name_of(condition)}: {self._as_it_works(rule)}"
             for rules in (self.own, self.of_app)
             for condition, rule in rules.items()
         ]
-        return [
-            *found,
-            f"connection errors, timeouts, HTTP 429, 502, 503 and 504: {self.complete(OutageRule())}",
-        ]
+        default = self._as_it_works(OutageRule())
+        return [*found, f"connection errors, timeouts, HTTP 429, 502, 503 and 504: {default}"]
+
+    def _as_it_works(self, rule: Rule | Callable[[], BusinessRule]) -> Any:
+        if not isinstance(rule, OutageRule):
+            return rule
+        return msgspec.structs.replace(self.complete(rule), of=self.dependency_of(rule))
 
 
 def _fits(condition: Condition, error: BaseException) -> bool:
@@ -293,6 +347,38 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(each))
         yield each
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def members_of(error: BaseException, depth: int = DEEPEST) -> Iterator[BaseException]:
+    """The error and its causes; those of the members of a group, too."""
+    for each in causes_of(error):
+        yield each
+        if isinstance(each, BaseExceptionGroup) and depth:
+            for member in each.exceptions:
+                yield from members_of(member, depth - 1)
+
+
+def _leaves_of(error: BaseException, depth: int = DEEPEST) -> Iterator[BaseException]:
+    """The members of a group, and of groups in it; an error that is no group itself."""
+    if isinstance(error, BaseExceptionGroup) and depth:
+        for member in error.exceptions:
+            yield from _leaves_of(member, depth - 1)
+    else:
+        yield error
+
+
+def _is_so(error: BaseException, condition: Callable[[BaseException], bool], depth: int = DEEPEST) -> bool:
+    """Whether the condition is true of the error or a cause of it. A group is what all of its members are: one of
+    several that failed together does not decide for the others."""
+    return any(
+        condition(each)
+        or (
+            isinstance(each, BaseExceptionGroup)
+            and depth > 0
+            and all(_is_so(member, condition, depth - 1) for member in each.exceptions)
+        )
+        for each in causes_of(error)
+    )
 
 
 def name_of(condition: Any) -> str:

@@ -1,11 +1,12 @@
 """Signs of an outage in the errors of common libraries, and how long their servers ask to wait.
 
 An error is recognized by the names of its classes, so no library is imported: the handler has done that. Plain
-`OSError` is not a sign: a missing file is one, too.
+`OSError` is a sign only by its number: a missing file is one, too.
 """
 
 from __future__ import annotations
 
+import errno
 import http.client
 import socket
 from datetime import UTC
@@ -38,6 +39,7 @@ SIGNS: Final = frozenset(
         ("httpx", "TimeoutException"),
         ("requests", "ChunkedEncodingError"), ("requests", "ConnectionError"), ("requests", "Timeout"),
         ("smtplib", "SMTPConnectError"), ("smtplib", "SMTPServerDisconnected"),
+        ("ssl", "SSLEOFError"), ("ssl", "SSLZeroReturnError"),
         ("urllib3", "MaxRetryError"), ("urllib3", "NewConnectionError"), ("urllib3", "ProtocolError"),
         ("urllib3", "TimeoutError"),
     }
@@ -48,6 +50,12 @@ MISTAKES: Final = frozenset(
 )
 """Classes derived from those above that are errors of the program."""
 BUILT_IN: Final = (ConnectionError, TimeoutError, socket.gaierror, socket.herror, http.client.IncompleteRead)
+NUMBERS: Final = frozenset(
+    getattr(errno, name)
+    for name in ("ENETDOWN", "ENETUNREACH", "ENETRESET", "ENONET", "EHOSTDOWN", "EHOSTUNREACH")
+    if hasattr(errno, name)
+)
+"""Of an `OSError`: there is no way to the host."""
 
 
 _kinds: dict[type, bool] = {}
@@ -69,24 +77,41 @@ def is_sign_of_outage(error: BaseException) -> bool:
     """Whether the error means that a service is unreachable, overloaded or down."""
     if _is_sign(type(error)):
         return True
-    if type(error).__module__ == "urllib.error" and isinstance(getattr(error, "reason", None), BaseException):
-        return is_sign_of_outage(error.reason)  # type: ignore[attr-defined]
-    if "smtplib" in {each.__module__ for each in type(error).__mro__}:
-        return getattr(error, "smtp_code", None) in SMTP_CODES
+    if isinstance(error, OSError) and error.errno in NUMBERS:
+        return True
+    packages = _packages_of(error)
+    reason = _attribute(error, "reason")
+    if "urllib" in packages and isinstance(reason, BaseException):
+        return is_sign_of_outage(reason)
+    if "smtplib" in packages:
+        return _smtp_codes_of(error) <= SMTP_CODES
     return status_of(error) in STATUSES or aws_code_of(error) in AWS_CODES
+
+
+def _smtp_codes_of(error: BaseException) -> set[Any]:
+    """What the server answered: for each recipient, if it refused all of them."""
+    refused = _attribute(error, "recipients")
+    if isinstance(refused, dict) and refused:
+        return {each[0] for each in refused.values()}
+    return {_attribute(error, "smtp_code")}
 
 
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that an error carries, of httpx, requests, aiohttp, urllib or botocore."""
-    package = type(error).__module__.partition(".")[0]
-    if package == "aiohttp":
+    packages = _packages_of(error)
+    if "aiohttp" in packages:
         return _number(_attribute(error, "status"))
-    if package == "urllib":
+    if "urllib" in packages:
         return _number(_attribute(error, "code"))
     response = _attribute(error, "response")
     if isinstance(response, dict):
         return _number(_item(_item(response, "ResponseMetadata"), "HTTPStatusCode"))
     return _number(_attribute(response, "status_code"))
+
+
+def _packages_of(error: BaseException) -> set[str]:
+    """Where its class, and those that this one is derived from, are defined."""
+    return {each.__module__.partition(".")[0] for each in type(error).__mro__}
 
 
 def aws_code_of(error: BaseException) -> Any:

@@ -57,7 +57,7 @@ class HoldRecords(Protocol):
     async def read(self) -> FleetState: ...
     async def introduce(self, consumer: Identity) -> None: ...
     async def declare(self, subject: str, reason: str, probe_in: float) -> bool: ...
-    async def take_probe(self, subject: str, lease: float, interval: float) -> int | None: ...
+    async def take_probes(self, intervals: Mapping[str, float], lease: float) -> dict[str, int] | None: ...
     async def keep_probe(self, subject: str, token: int, lease: float) -> bool: ...
     async def release_probe(self, subject: str, token: int) -> None: ...
     async def fail_probe(self, subject: str, token: int, reason: str | None, probe_in: float) -> None: ...
@@ -97,14 +97,20 @@ class ProcessRecords:
             self._next[subject] = self._clock() + probe_in
             return True
 
-    async def take_probe(self, subject: str, lease: float, interval: float) -> int | None:
+    async def take_probes(self, intervals: Mapping[str, float], lease: float) -> dict[str, int] | None:
         with self._lock:
-            down, now = self._down.get(subject), self._clock()
-            if down is None or self._next[subject] > now or self._held.get(subject, now) > now:
-                return None
-            down.token += 1
-            self._held[subject], self._next[subject] = now + lease, now + interval
-            return down.token
+            now = self._clock()
+            for subject in intervals:
+                if (
+                    subject not in self._down
+                    or self._next[subject] > now
+                    or self._held.get(subject, now) > now
+                ):
+                    return None
+            for subject, interval in intervals.items():
+                self._down[subject].token += 1
+                self._held[subject], self._next[subject] = now + lease, now + interval
+            return {subject: self._down[subject].token for subject in intervals}
 
     async def keep_probe(self, subject: str, token: int, lease: float) -> bool:
         with self._lock:

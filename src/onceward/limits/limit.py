@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward._functions import is_async
+from onceward._functions import is_async, takes_one, yields
 from onceward.errors import ConfigurationError, OncewardError
-from onceward.models import is_model, payload_names
+from onceward.models import field_problem, is_model, payload_names
 
 FASTEST: Final = 100_000.0
 """Starts a second. The times of a database are not finer."""
@@ -38,9 +38,9 @@ class KeyProblem(OncewardError):
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """`@app.consumer(…, limit=Limit(rate="10/s", concurrency=5, by="customer_id"))`: for all processes together.
 
-    `rate` is how many messages are started in a time, evenly: "10/s", "0.5/s", "100/m", "1/h", "5000/d" or "10/30s".
-    `concurrency` is how many handlers run at once. `by` counts each key by itself: a field of the payload, or a
-    function of the payload as it arrives.
+    `rate` is how many messages start in a time, evenly spaced: "10/s", "0.5/s", "100/m", "1/h", "5000/d" or "10/30s".
+    `concurrency` is how many handlers run at once. `by` applies the limits to each key separately: a field of the
+    payload, with dots for a nested field, or a function of the payload as it arrives.
     """
 
     rate: str | None = None
@@ -59,13 +59,19 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
             )
         if count is not None and count > MOST:
             raise ConfigurationError(f"the concurrency {count} of a Limit is more than {MOST}; leave it out")
-        if self.by is not None and not callable(self.by) and not (isinstance(self.by, str) and self.by):
+        is_field = isinstance(self.by, str) and all(self.by.split("."))
+        if self.by is not None and not callable(self.by) and not is_field:
             raise ConfigurationError(
                 f"the `by` of a Limit is the name of a field of the payload, or a function of it, not {self.by!r}"
             )
-        if callable(self.by) and is_async(self.by):
+        if callable(self.by) and (is_async(self.by) or yields(self.by)):
             raise ConfigurationError(
-                "the `by` of a Limit is called for every message before it starts; make it a plain `def`"
+                "the `by` of a Limit is called for every message before it starts; make it a plain `def` without "
+                "`yield`"
+            )
+        if callable(self.by) and not takes_one(self.by):
+            raise ConfigurationError(
+                f"the `by` of a Limit gets one argument, the payload, which {self.by!r} does not take"
             )
 
     @property
@@ -105,22 +111,17 @@ class KeyReader:
         """Raises `ConfigurationError` if payloads of this model cannot have the field."""
         self._by, self._consumer = limit.by, consumer
         self.keyed = limit.by is not None
-        self._names: tuple[str, ...] = (limit.by,) if isinstance(limit.by, str) else ()
+        self.is_function = callable(limit.by)
+        field, *self._inside = limit.by.split(".") if isinstance(limit.by, str) else [""]
+        self._names: tuple[str, ...] = (field,) if field else ()
         if not self._names or model is None:
             return
-        if is_model(model):
-            known = payload_names(model)
-            if known and limit.by not in known:
-                raise ConfigurationError(
-                    f"{consumer} is limited by {limit.by!r}, but {model.__qualname__} has no such field; it has "
-                    f"{', '.join(known)}"
-                )
-            self._names = known.get(str(limit.by), self._names)
-        elif isinstance(model, type) and issubclass(model, (str, int, float, bytes, list, tuple)):
+        if problem := field_problem(model, str(limit.by)):
             raise ConfigurationError(
-                f"{consumer} is limited by the field {limit.by!r}, but its payload is {model.__name__}, which has no "
-                "fields; use by=a function of the payload"
+                f"{consumer} is limited by {limit.by!r}, but {problem} (`by` may also be a function of the payload)"
             )
+        if is_model(model):
+            self._names = payload_names(model).get(field, self._names)
 
     def key_of(self, payload: Any) -> str:
         """Return the key as it is stored. Raises `KeyProblem`, which does not quote the payload."""
@@ -147,11 +148,18 @@ class KeyReader:
         if isinstance(payload, Mapping):
             for name in self._names:
                 if name in payload:
-                    return payload[name]
+                    return self._look_inside(payload[name])
+            if self._inside and self._by in payload:  # its name has the dots
+                return payload[self._by]
         raise KeyProblem(
             f"{self._consumer} is limited by {self._what}, but the payload of this message has no such field; send it, "
             "or limit by a function that has a key for every payload"
         )
+
+    def _look_inside(self, found: Any) -> Any:
+        for name in self._inside:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
 
     def _call(self, payload: Any) -> Any:
         assert callable(self._by)

@@ -15,11 +15,19 @@ import pytest
 from onceward.connectors import SqliteConnector
 from onceward.failures.middleware import LEASE
 from onceward.failures.rules import PROBE_EVERY
+from onceward.storage.database import BlockingStoragePorts
 from onceward.transaction import Transaction
 from tests.support.failures import Provider, ShopSite, provider, warnings_of
 from tests.support.run.world import Run
 from tests.support.schema import new_schema
 from tests.support.wait import until
+
+IDLE = """
+
+@app.consumer("sqlite:///idle.db", name="idle", contract=None, depends_on=["payments"])
+def idle(order: dict) -> None: ...
+"""
+"""It needs the same provider, and has no messages."""
 
 
 @pytest.fixture
@@ -86,9 +94,11 @@ def test_an_outage_costs_nothing_but_time(
             assert len([line for line in lines if "is up again" in line]) == 2, process
 
 
-@pytest.mark.req("OU-04")
+@pytest.mark.req("OU-04", "OU-13")
 def test_when_the_prober_is_killed_another_process_probes(place: tuple[Provider, ShopSite]) -> None:
     state, site = place
+    with (site.directory / "shop.py").open("a") as shop:
+        shop.write(IDLE)
     with site.run("--health", "127.0.0.1:0") as one, site.run("--health", "127.0.0.1:0") as other:
         until(lambda: one.is_ready() and other.is_ready())
         state.down = True
@@ -104,7 +114,7 @@ def test_when_the_prober_is_killed_another_process_probes(place: tuple[Provider,
         os.kill(one.process.pid, signal.SIGCONT)
 
 
-@pytest.mark.req("OU-07", "OU-08")
+@pytest.mark.req("OU-07", "OU-08", "OU-12")
 def test_a_consumer_is_paused_and_resumed_while_it_runs_and_while_it_does_not(
     place: tuple[Provider, ShopSite],
 ) -> None:
@@ -133,10 +143,27 @@ def test_a_consumer_is_paused_and_resumed_while_it_runs_and_while_it_does_not(
         time.sleep(1.0)
         assert len(site.charged()) == 2
         assert run.consumer()["in_flight"] == 0
-        assert site.command("pause", "billing")[1] == "billing was paused already.\n"
-        assert "paused by anna" in site.command("consumers", "list", "--json")[1].replace(
-            '"by anna', '"paused by anna'
-        )
+        code, text = site.command("pause", "billing")
+        assert (code, "charge was paused already, by anna since " in text) == (0, True)
+        assert text.endswith(": maintenance\nNothing was changed; give a --reason to replace it.\n")
+        text = site.command("pause", "charge", "--reason", "until 15:00", "--operator", "ben")[1]
+        assert "paused already, by anna" in text
+        assert text.endswith("stored instead; the audit log keeps both.\n")
+        until(lambda: "paused by ben since " in held(run)[0] and held(run)[0].endswith(": until 15:00"))
+        until(lambda: len([line for line in warnings_of(run) if "charge is paused by" in line]) == 2)
+        site.command("pause", "greet", "--reason", "a typo", "--operator", "anna")
+        listed = json.loads(site.command("consumers", "list", "--json")[1])
+        assert [(each["consumer_id"], each["contract"] is None) for each in listed] == [
+            ("billing", False),
+            ("greet", True),
+        ]
+        assert listed[0]["paused"].startswith("by ben since ")
+        assert listed[1]["paused"].startswith("by anna since ")
+        assert listed[1]["paused"].endswith(": a typo")
+        for command in (("list",), ("show", "greet")):
+            code, text = site.command("consumers", *command)
+            assert (code, "by anna since " in text, ": a typo" in text) == (0, True, True)
+        assert site.command("resume", "greet")[0] == 0
         run.signal(signal.SIGTERM)
         assert run.ended() == 0
     assert noticed < 10  # two seconds, and what a busy machine adds
@@ -147,7 +174,7 @@ def test_a_consumer_is_paused_and_resumed_while_it_runs_and_while_it_does_not(
         assert held(run) == []
         assert site.command("resume", "charge")[1] == "charge was not paused.\n"
     actions = [row["action"] for row in json.loads(site.command("audit", "list", "--json")[1])]
-    assert actions == ["resume", "pause"]
+    assert actions == ["resume", "resume", "pause", "pause", "pause"]
 
 
 @pytest.mark.req("OU-04")
@@ -157,13 +184,12 @@ def test_the_records_are_fenced_in_postgresql_too(postgres_url: str) -> None:
     from onceward._sync import run_blocking
     from onceward.failures.records import FleetRecords
     from onceward.inbox import Inbox
-    from onceward.storage.database import BlockingStoragePorts
 
     with new_schema(postgres_url) as schema:
         engine = create_engine(schema.url, connect_args=schema.connect_args)
         Inbox(engine).migrate()
-        records = FleetRecords(BlockingStoragePorts(engine))
-        check_fence(records, run_blocking)
+        check_fence(FleetRecords(BlockingStoragePorts(engine)), run_blocking)
+        check_release(BlockingStoragePorts(engine))
         engine.dispose()
 
 
@@ -173,11 +199,11 @@ def test_the_records_are_fenced_in_sqlite(tmp_path: Path) -> None:
     from onceward._sync import run_blocking
     from onceward.failures.records import FleetRecords
     from onceward.inbox import Inbox
-    from onceward.storage.database import BlockingStoragePorts
 
     engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
     Inbox(engine).migrate()
     check_fence(FleetRecords(BlockingStoragePorts(engine)), run_blocking)
+    check_release(BlockingStoragePorts(engine))
     engine.dispose()
 
 
@@ -189,16 +215,16 @@ def test_the_records_of_one_process_are_fenced() -> None:
 
 
 def check_fence(records, run) -> None:  # type: ignore[no-untyped-def]
-    """A probe has one owner, and one who lost it changes nothing."""
+    """A probe has one owner, one who lost it changes nothing, and who needs two gets both or none."""
+    now = {"dependency:payments": 0.0}
     assert run(records.declare("dependency:payments", "it is gone", 0.0))
     assert not run(records.declare("dependency:payments", "again", 0.0))
     until(lambda: run(records.read()).down["dependency:payments"].due_in <= 0)
-    first = run(records.take_probe("dependency:payments", 0.05, 0.0))
-    assert first is not None
+    first = run(records.take_probes(now, 0.05))["dependency:payments"]
     until(lambda: not run(records.read()).down["dependency:payments"].probing)
-    second = run(records.take_probe("dependency:payments", 60.0, 0.0))
-    assert second not in (None, first)
-    assert run(records.take_probe("dependency:payments", 60.0, 0.0)) is None
+    second = run(records.take_probes(now, 60.0))["dependency:payments"]
+    assert second != first
+    assert run(records.take_probes(now, 60.0)) is None
     assert not run(records.keep_probe("dependency:payments", first, 60.0))
     assert not run(records.end("dependency:payments", first))
     run(records.fail_probe("dependency:payments", first, "late", 60.0))
@@ -209,6 +235,31 @@ def check_fence(records, run) -> None:  # type: ignore[no-untyped-def]
     down = run(records.read()).down["dependency:payments"]
     assert (down.reason, down.probes, down.probing) == ("still gone", 1, False)
     assert 0 < down.due_in <= 30
-    assert run(records.take_probe("dependency:payments", 60.0, 0.0)) is None
+    assert run(records.take_probes(now, 60.0)) is None
+    assert run(records.declare("dependency:mail", "it is gone, too", 0.0))
+    until(lambda: run(records.read()).down["dependency:mail"].due_in <= 0)
+    assert run(records.take_probes({"dependency:mail": 60.0, **now}, 60.0)) is None
+    assert not run(records.read()).down["dependency:mail"].probing
+    assert run(
+        records.end(
+            "dependency:mail", run(records.take_probes({"dependency:mail": 0.0}, 60.0))["dependency:mail"]
+        )
+    )
     assert run(records.end("dependency:payments", second))
     assert run(records.read()).down == {}
+
+
+def check_release(ports: BlockingStoragePorts) -> None:
+    """The supervisor gives back what a dead worker had, and nothing of others."""
+    from onceward._sync import run_blocking as run
+    from onceward.failures.records import FleetRecords, free_probes
+    from onceward.storage.database import Sql
+
+    anna, ben = (FleetRecords(ports, owner=each) for each in ("anna", "ben"))
+    for subject in ("dependency:a", "dependency:b"):
+        run(anna.declare(subject, "it is gone", 0.0))
+        until(lambda subject=subject: run(anna.read()).down[subject].due_in <= 0)
+    assert run(anna.take_probes({"dependency:a": 0.0}, 60.0))
+    assert run(ben.take_probes({"dependency:b": 0.0}, 60.0))
+    run(ports.transact(free_probes, Sql(ports.dialect.name), "anna"))
+    assert [each.probing for _, each in sorted(run(anna.read()).down.items())] == [False, True]

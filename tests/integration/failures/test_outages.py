@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from onceward import Limit, Onceward, Refuse, RetryLater, business, outage, retry
+from onceward import Contract, Limit, Onceward, Refuse, RetryLater, business, outage, retry, testing
 from onceward.app.build import open_task, open_task_async
 from onceward.connectors.urls import Address
 from onceward.testing.servers import redis_server
@@ -219,10 +219,14 @@ def test_each_rule_does_what_it_says(asynchronous: bool, tmp_path: Path) -> None
                 raise RetryLater(after="150ms")
             if payload == "busy" and number < 2:
                 raise Answered(429, **{"retry-after": "1"})
+            if payload == "no rule" and number < 2:
+                raise Answered(500, **{"retry-after": "1"})
+            if payload == "own rule" and number < 2:
+                raise Quota from Answered(500, **{"retry-after": "1"})
 
         line.handle = handle
-        line.send("refused", "business", "quota", "later", "busy")
-        until(lambda: sorted(line.done) == ["busy", "later"])
+        line.send("refused", "business", "quota", "later", "busy", "no rule", "own rule")
+        until(lambda: sorted(line.done) == ["busy", "later", "no rule", "own rule"])
         until(lambda: line.queue.counts()["dead"] == 3)
         letters = {each.transaction.payload: each for each in line.queue.dead_letters() if each.transaction}
     assert letters["refused"].deliveries == letters["business"].deliveries == 1
@@ -236,7 +240,7 @@ def test_each_rule_does_what_it_says(asynchronous: bool, tmp_path: Path) -> None
     assert first >= 0.1
     assert second >= 0.4
     assert min(gaps("later")) >= 0.15
-    assert gaps("busy")[0] >= 1.0
+    assert min(gaps(each)[0] for each in ("busy", "no rule", "own rule")) >= 1.0
 
 
 @pytest.mark.req("OU-03")
@@ -279,3 +283,41 @@ def test_a_predicate_that_fails_is_reported_and_ignored(
         line.send(1)
         until(lambda: line.done == [1])
     assert "a failure rule of charge failed, and is ignored: ZeroDivisionError: of the rule" in caplog.text
+
+
+@pytest.mark.req("OU-02")
+@pytest.mark.parametrize("kind", ["threads", "asyncio", "contract"])
+def test_a_group_of_wishes_for_a_later_delivery_is_one(kind: str, tmp_path: Path) -> None:
+    """As `asyncio.TaskGroup` raises it. A failure would become a dead letter at once here."""
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db", failures={Exception: business})
+    begun: list[str] = []
+
+    def work(payload: str) -> None:
+        begun.append(payload)
+        if payload == "mixed":
+            raise ExceptionGroup("", [RetryLater(after="100ms"), ValueError()])
+        if len(begun) < 3:
+            raise ExceptionGroup("", [RetryLater(after="100ms"), ExceptionGroup("", [RetryLater(after=0.2)])])
+
+    async def in_asyncio(payload: str) -> None:
+        work(payload)
+
+    def with_session(payload: str, session: Any) -> None:
+        work(payload)
+
+    function: Any = {"threads": work, "asyncio": in_asyncio, "contract": with_session}[kind]
+    promise = Contract(
+        consumer_id="x",
+        event_types=["*"],
+        owner_team="tests",
+        idempotency_mechanism="record and row together",
+    )
+    app.consumer("memory://orders", name="charge", contract=promise if kind == "contract" else None)(function)
+    with testing.app(app) as shop:
+        shop.send(function, "all")
+        assert shop.advance("1m").postponed == 2
+        assert begun == ["all"] * 3
+        assert shop.dead_letters == []
+        shop.send(function, "mixed")
+        shop.advance("10s")
+        assert len(shop.dead_letters) == 1

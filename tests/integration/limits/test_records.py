@@ -64,6 +64,7 @@ def test_several_processes_are_never_above_the_limit(starts: int, url: str, engi
     assert numbers(engine, "SELECT count(*) FROM onceward_limit_slots") == [0]
 
 
+@pytest.mark.usual("0.5/s", "7/s")
 @pytest.mark.req("LI-01", "LI-02")
 @pytest.mark.parametrize("rate", ["10/s", "0.5/s", "1000/s", "90/m", "7/s"])
 def test_the_rate_is_exact_in_every_minute(rate: str, tmp_path: Path) -> None:

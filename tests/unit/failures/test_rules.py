@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from onceward import Onceward, Refuse, RetryLater, business, outage, retry
-from onceward.failures.rules import BusinessRule, OutageRule, RetryRule, RuleBook, check_rules
+from onceward.failures.rules import BusinessRule, OutageRule, RetryRule, RuleBook, check_rules, members_of
 from onceward.inbox import Contract
-from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
+from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException, postponement_of
 
 
 class Declined(Exception):
     pass
+
+
+async def later(error: BaseException) -> bool:
+    return False
+
+
+def lazy(error: BaseException) -> Iterator[bool]:
+    yield False
 
 
 def book(**rules: Any) -> RuleBook:
@@ -56,10 +65,50 @@ def test_by_default_signs_of_an_outage_are_found_along_the_causes() -> None:
     assert rules.rule_for(caused(Refuse("declined"), ConnectionError())) is None
 
 
+@pytest.mark.req("OU-01")
+def test_a_group_is_what_all_of_its_members_are() -> None:
+    """As `asyncio.TaskGroup` raises it, also for a single error."""
+    rules = RuleBook(own={Declined: BusinessRule()})
+    down = caused(KeyError("x"), ConnectionError())
+    assert rules.rule_for(ExceptionGroup("", [TimeoutError()])) == OutageRule()
+    assert rules.rule_for(ExceptionGroup("", [down, ExceptionGroup("", [TimeoutError()])])) == OutageRule()
+    assert rules.rule_for(caused(ValueError(), ExceptionGroup("", [TimeoutError()]))) == OutageRule()
+    assert isinstance(rules.rule_for(ExceptionGroup("", [Declined(), Declined()])), BusinessRule)
+    assert isinstance(rules.rule_for(ExceptionGroup("", [Refuse("no"), Refuse("no")])), BusinessRule)
+    for other in (ValueError(), Refuse("no"), caused(Refuse("no"), TimeoutError())):
+        assert rules.rule_for(ExceptionGroup("", [TimeoutError(), other])) is None
+    deep: Exception = TimeoutError()
+    for _ in range(5000):
+        deep = ExceptionGroup("", [deep])
+    assert rules.rule_for(deep) is None
+
+
+@pytest.mark.req("OU-01")
+def test_a_wait_is_found_in_a_group_and_among_its_causes() -> None:
+    inner = caused(KeyError("x"), TimeoutError())
+    group = ExceptionGroup("", [ValueError(), inner])
+    assert [type(each) for each in members_of(group)] == [ExceptionGroup, ValueError, KeyError, TimeoutError]
+
+
 def test_a_chain_of_causes_that_is_a_circle_ends() -> None:
     one, other = ValueError(), KeyError()
     one.__cause__, other.__cause__ = other, one
     assert RuleBook().rule_for(one) is None
+
+
+@pytest.mark.req("OU-02")
+def test_a_group_asks_for_its_longest_wait_if_it_asks_for_nothing_else() -> None:
+    odd = RetryLater("odd")
+    odd.delay = "soon"  # type: ignore[assignment]
+    inner = ExceptionGroup("", [RetryLater("long", after="30s"), odd])
+    asked = postponement_of(ExceptionGroup("", [RetryLater(after="2s"), inner]))
+    assert asked is not None
+    assert (str(asked), asked.delay) == ("long", 30.0)
+    assert postponement_of(ExceptionGroup("", [inner, ValueError()])) is None
+    deep: Exception = RetryLater()
+    for _ in range(5000):
+        deep = ExceptionGroup("", [deep])
+    assert postponement_of(deep) is None
 
 
 @pytest.mark.req("OU-02")
@@ -70,7 +119,14 @@ def test_the_two_errors_that_a_handler_raises_itself() -> None:
     assert isinstance(later, Postponed)
     assert later.delay == 120.0
     assert RetryLater("quota", after=timedelta(seconds=3)).delay == 3.0
-    for wrong in (0, -1, "soon", "2 weeks", float("nan"), True, None, "2d"):
+    for past in (0, -1, -0.5, timedelta(seconds=-3)):
+        assert RetryLater("quota", after=past).delay == 0.0
+    for misplaced in ("30s", 30, 0.5, timedelta(seconds=3)):
+        with pytest.raises(
+            ValueError, match=r"has the delay where the message goes; write RetryLater\(after="
+        ):
+            RetryLater(misplaced)  # type: ignore[arg-type]
+    for wrong in ("soon", "2 weeks", float("nan"), True, None, "2d"):
         with pytest.raises(ValueError, match="after"):
             RetryLater(after=wrong)
 
@@ -102,6 +158,21 @@ def test_the_two_errors_that_a_handler_raises_itself() -> None:
         ),
         (lambda: Onceward(failures={"ValueError": business}), "neither an exception type nor a function"),
         (
+            lambda: Onceward(failures={later: business}),
+            "later, which is `async def`, so its answer would always",
+        ),
+        (lambda: Onceward(failures={lazy: business}), "lazy, which has a `yield`, so its answer would"),
+        (lambda: Onceward(failures={RetryLater: outage()}), "for RetryLater, which says itself what becomes"),
+        (lambda: Onceward(failures={(OSError, Refuse): retry("1s")}), "for Refuse, which says itself"),
+        (
+            lambda: Onceward(failures={lambda: True: business}),
+            "which does not take one argument, the exception",
+        ),
+        (
+            lambda: Onceward(dependencies={"payments": outage(of="mail")}),
+            r"'payments' of app has a rule outage\(of='mail'\); leave of out",
+        ),
+        (
             lambda: Onceward(dependencies="payments"),
             r"must be a list of names, not 'payments'; write dependencies=\[",
         ),
@@ -128,6 +199,24 @@ def contract(**more: Any) -> Contract:
     )
 
 
+@pytest.mark.req("OU-06")
+def test_rules_are_shown_as_they_work() -> None:
+    """A rule that says nothing about probes is that of its dependency."""
+    app = Onceward("shop", dependencies={"payments": outage(probe_every="2s", after=5)})
+    rules = {KeyError: outage(), ValueError: outage(after=7), OSError: business}
+
+    @app.consumer("memory://a", depends_on=["payments"], failures=rules)
+    def charge(order: dict[str, Any]) -> None: ...
+
+    payments = "outage of payments after 5 messages in a row; probes every 2 s at first"
+    assert app.consumers["charge"].failures.lines() == [
+        f"KeyError: {payments}",
+        "ValueError: outage of payments after 7 messages in a row; probes every 0.4 s at first",
+        f"OSError: {business()}",
+        f"connection errors, timeouts, HTTP 429, 502, 503 and 504: {payments}",
+    ]
+
+
 @pytest.mark.req("OU-10")
 def test_a_dependency_that_is_named_twice_is_one() -> None:
     """Otherwise a consumer would wait for its own probe."""
@@ -149,6 +238,12 @@ def test_a_dependency_that_is_named_twice_is_one() -> None:
             r"charge depends on 'mail', .* it declares 'payments': write Onceward",
         ),
         ("memory://a", {"depends_on": "payments"}, r"write depends_on=\['payments'\]"),
+        (
+            "memory://a",
+            {"failures": {OSError: outage(of="payments")}},
+            r"rule of charge for OSError is an outage of 'payments', on which charge does not depend; "
+            r"add 'payments' to its depends_on: write depends_on=\['payments'\]",
+        ),
         ("memory://a", {"failures": {(): business}}, "for no exception type at all"),
         (
             "memory://a",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import smtplib
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -139,6 +141,15 @@ def aws(status: int, code: str) -> Exception:
         smtplib.SMTPServerDisconnected("gone"),
         smtplib.SMTPConnectError(421, "busy"),
         smtplib.SMTPDataError(451, b"later"),
+        smtplib.SMTPRecipientsRefused({"a@x": (421, b"closing"), "b@x": (451, b"later")}),
+        OSError(errno.ENETUNREACH, "no network"),
+        OSError(errno.EHOSTUNREACH, "no route"),
+        OSError(errno.EHOSTDOWN, "host is down"),
+        OSError(errno.ENETDOWN, "network is down"),
+        urllib.error.URLError(OSError(errno.ENETUNREACH, "no network")),
+        urllib.error.URLError(socket.gaierror(-2, "no such name")),
+        urllib.error.URLError(ssl.SSLEOFError(8, "it ended in the middle")),
+        ssl.SSLZeroReturnError(6, "closed"),
         urllib.error.URLError(ConnectionRefusedError()),
         httpx.ReadTimeout("slow"),
         requests.Timeout("slow"),
@@ -158,6 +169,9 @@ def test_errors_of_common_libraries_are_signs(error: Exception) -> None:
         ValueError("no"),
         FileNotFoundError("no file"),
         OSError("something"),
+        OSError(errno.ENOSPC, "disk full"),
+        urllib.error.URLError(ssl.SSLCertVerificationError(1, "unknown issuer")),
+        smtplib.SMTPRecipientsRefused({"a@x": (421, b"closing"), "b@x": (550, b"unknown")}),
         foreign("aiohttp.client_exceptions", "ClientResponseError", status=404),
         foreign("aiohttp.client_exceptions", "InvalidURL"),
         aws(400, "ValidationException"),
@@ -185,3 +199,24 @@ def test_no_library_is_imported_to_recognize_its_errors() -> None:
         "assert not {'httpx', 'requests', 'aiohttp', 'botocore', 'urllib3', 'sqlalchemy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class ShopError(urllib.error.HTTPError):
+    pass
+
+
+class ShopUrlError(urllib.error.URLError):
+    pass
+
+
+@pytest.mark.parametrize(("status", "down"), [(503, True), (404, False)])
+def test_a_class_of_ones_own_that_is_derived_from_theirs_is_as_theirs(status: int, down: bool) -> None:
+    with ShopError("http://shop", status, "no", Message(), None) as error:
+        assert is_sign_of_outage(error) is down
+    theirs = type(foreign("aiohttp.client_exceptions", "ClientResponseError"))
+    assert is_sign_of_outage(type("ShopError", (theirs,), {"status": status})()) is down
+
+
+def test_the_reason_in_a_class_of_ones_own_counts() -> None:
+    assert is_sign_of_outage(ShopUrlError(ConnectionRefusedError()))
+    assert not is_sign_of_outage(ShopUrlError(FileNotFoundError()))

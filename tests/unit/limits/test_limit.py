@@ -64,6 +64,9 @@ def test_a_rate_is_a_number_per_time(rate: str, every: float) -> None:
         ({"concurrency": 10**7}, "is more than 1000000; leave it out"),
         ({"rate": "1/s", "by": 7}, "the name of a field of the payload, or a function"),
         ({"rate": "1/s", "by": ""}, "the name of a field of the payload, or a function"),
+        ({"rate": "1/s", "by": "customer..id"}, "the name of a field of the payload, or a function"),
+        ({"rate": "1/s", "by": lambda: "a"}, "gets one argument, the payload"),
+        ({"rate": "1/s", "by": lambda order, more: "a"}, "gets one argument, the payload"),
     ],
 )
 def test_what_is_not_a_limit_is_refused(wrong: dict[str, Any], text: str) -> None:
@@ -76,8 +79,12 @@ def test_a_key_comes_from_a_plain_function() -> None:
     async def later(payload: Any) -> str:
         return "a"
 
-    with pytest.raises(ValueError, match="make it a plain `def`"):
-        Limit(rate="1/s", by=later)
+    def lazy(payload: Any) -> Any:
+        yield "a"
+
+    for wrong in (later, lazy):
+        with pytest.raises(ValueError, match="make it a plain `def` without `yield`"):
+            Limit(rate="1/s", by=wrong)
 
 
 @pytest.mark.req("LI-05")
@@ -109,10 +116,12 @@ def test_what_cannot_be_limited_is_refused_at_the_decoration() -> None:
     refused("limit must be a Limit, as in limit=Limit", limit="10/s")
     refused("give it one: Onceward.*ONCEWARD_DATABASE", app=without, limit=Limit(rate="1/s"))
     refused(
-        "its payload is str, which has no fields; use by=a function",
+        r"'x', but its payload is str, which has no fields \(`by` may also be a function",
         model=str,
         limit=Limit(rate="1/s", by="x"),
     )
+    nested = Limit(rate="1/s", by="customer_id.x")
+    refused("'customer_id.x', but 'customer_id' is str, which has no fields", model=Order, limit=nested)
     retries = {"steps": {"process": {"retry": {"max_attempts": 3}}}}
     refused("makes 3 attempts in a row.*failures=", limit=Limit(rate="1/s"), policy=retries)
 
@@ -128,6 +137,8 @@ def test_what_cannot_be_limited_is_refused_at_the_decoration() -> None:
         ("customer_id", ["a"], "has no such field"),
         ("customer_id", {"customer_id": None}, "which is None in this message"),
         ("customer_id", {"customer_id": ""}, "which is empty in this message"),
+        ("customer.id", {"customer": "secret"}, "'customer.id', which is None in this message"),
+        ("customer.id", {"secret": 1}, "has no such field"),
         (
             "customer_id",
             {"customer_id": {"secret": 1}},
@@ -147,6 +158,8 @@ def test_a_message_without_a_key_says_so_and_quotes_nothing(by: Any, payload: An
     ("by", "model", "payload", "key"),
     [
         ("customer_id", None, {"customer_id": 7}, "7"),
+        ("customer.id", None, {"customer": {"id": 7}}, "7"),
+        ("customer.id", dict, {"customer.id": 7}, "7"),
         ("customer_id", Order, {"customerId": "anna"}, "anna"),
         ("customer_id", Invoice, {"customer": 7}, "7"),
         (lambda order: (order["zone"], 7), None, {"zone": "a"}, "('a', '7')"),
