@@ -62,10 +62,10 @@ class OutboxWorld:
 
     @property
     def sink(self) -> Sink:
-        """The one for `memory://ship`."""
-        return self.sinks.setdefault("memory://ship", Sink())
+        """The one for `redis://x/ship`."""
+        return self.sinks.setdefault("redis://x/ship", Sink())
 
-    def send(self, *payloads: Any, target: str = "memory://ship", **given: Any) -> list[str]:
+    def send(self, *payloads: Any, target: str = "redis://x/ship", **given: Any) -> list[str]:
         """Send these in one transaction."""
         with self.engine.begin() as connection:
             return [self.app.outbox(connection).send(target, each, **given) for each in payloads]

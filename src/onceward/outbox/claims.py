@@ -203,6 +203,15 @@ class OutboxRows:
             return run_blocking(self._ports.outside(read))
         return self._transact(lambda transaction: read(transaction.connection))
 
+    def waiting(self) -> dict[str, int]:
+        """How many messages of each target wait, other than delayed ones."""
+
+        def read(transaction: DbTransaction) -> dict[str, int]:
+            found = self._sql.run(transaction, sql.WAITING).all()
+            return {each.target: int(each.messages) for each in found}
+
+        return run_blocking(self._ports.look(read))
+
     # ── inside a transaction ────────────────────────────────────────────────────────────────────────────
 
     def _claim(

@@ -25,6 +25,20 @@ AUTOCOMMIT = (
     "nothing was sent: no transaction is open on this connection, so the message would not commit with "
     "your writes; "
 )
+_ITS_SESSION = "; call it, and pass the session that it returns"
+_ONE_OF_IT = "; pass a connection of it, in a transaction"
+INSTEAD = {
+    "scoped_session": _ITS_SESSION,
+    "async_scoped_session": _ITS_SESSION,
+    "sessionmaker": _ITS_SESSION,
+    "async_sessionmaker": _ITS_SESSION,
+    "Engine": _ONE_OF_IT,
+    "AsyncEngine": _ONE_OF_IT,
+    "ConnectionPool": _ONE_OF_IT,
+    "AsyncConnectionPool": _ONE_OF_IT,
+    "_ConnectionFairy": "; pass its driver_connection",
+}
+"""What to pass in place of something that is near, by the name of its class."""
 IDLE = 0
 """The status of a psycopg connection without a transaction."""
 
@@ -158,7 +172,7 @@ async def port(connection: Any) -> ConnectionPort:
     raise OutboxError(
         "nothing was sent: app.outbox takes a Connection, Session, AsyncConnection or AsyncSession of SQLAlchemy, a "
         "connection of psycopg or sqlite3, or one of Django, not "
-        f"{type(connection).__module__}.{type(connection).__qualname__}"
+        f"{type(connection).__module__}.{type(connection).__qualname__}{INSTEAD.get(type(connection).__name__, '')}"
     )
 
 
@@ -182,11 +196,11 @@ def is_django(connection: Any) -> bool:
 
 def django_driver(connection: Any) -> Any:
     """The connection of the driver, in the transaction that Django has begun on it."""
-    if not connection.in_atomic_block:
+    connection.ensure_connection()
+    if not connection.in_atomic_block and connection.get_autocommit():
         raise OutboxError(
             f"{AUTOCOMMIT}send inside `with transaction.atomic():`, or set ATOMIC_REQUESTS for the database"
         )
-    connection.ensure_connection()
     return connection.connection
 
 

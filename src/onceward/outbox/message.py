@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -13,8 +12,9 @@ import msgspec
 
 from onceward._ids import id_at, new_id, same_id
 from onceward._text import storable
-from onceward.connectors.codec import PayloadError, encode
+from onceward.connectors.codec import DecodeError, PayloadError, decode, encode
 from onceward.models import as_plain_data
+from onceward.outbox.delay import Delayed, check_due
 from onceward.outbox.errors import OutboxError
 from onceward.transaction import ReadOnlyDict, Transaction
 
@@ -40,6 +40,19 @@ class Message(msgspec.Struct, frozen=True):
     """Seconds to wait, by the clock of the database."""
     at: float | None
     """When it is due, in seconds since 1970; None if `delay` says it, or if it is due now."""
+
+    def is_same(self, target: str, key: str | None, digest: bytes, body: bytes) -> bool:
+        """Whether the row of these is this message. The digest depends on the order of keys in a payload, which makes
+        no other message of it."""
+        if bytes(digest) == self.digest:
+            return True
+        if (target, key) != (self.target, self.key):
+            return False
+        try:
+            there = decode(bytes(body))
+        except DecodeError:
+            return False
+        return bool(_in_one_order(there.payload) == _in_one_order(decode(self.body).payload))
 
 
 class Lineage(msgspec.Struct, frozen=True):
@@ -74,7 +87,11 @@ def message(
         own_time = at
     chosen = checked_id(id) if id is not None else _new_id(own_time, is_now=own_time is now)
     if key is not None:
-        key = checked_text(key, "key")
+        key = checked_text(key, "nothing was sent: key")
+    if isinstance(payload, Delayed):
+        raise OutboxError(
+            "nothing was sent: a Delayed is what a producer returns or yields; pass its payload, and delay=… or at=…"
+        )
     if isinstance(payload, Transaction):
         raise OutboxError(
             "nothing was sent: a payload cannot be a Transaction; pass its payload, and id=transaction.id to "
@@ -104,6 +121,13 @@ def message(
     return Message(chosen, target, key, encode(transaction), digest, seconds, due)
 
 
+def _in_one_order(value: Any) -> Any:
+    """Plain data with sorted keys, to compare: each value is encoded, because in Python 1 is True."""
+    if isinstance(value, dict):
+        return (*sorted((msgspec.msgpack.encode(key), _in_one_order(each)) for key, each in value.items()),)
+    return [*map(_in_one_order, value)] if isinstance(value, list) else msgspec.msgpack.encode(value)
+
+
 def _why_not(error: Exception) -> str:
     """Say it without the error's own text, which may quote the payload."""
     if isinstance(error, TypeError):
@@ -124,9 +148,9 @@ def derived_id(tracking_id: str, consumer_id: str, part: str) -> str:
     return str(uuid.uuid5(NAMESPACE, f"{tracking_id}\0{consumer_id}\0{part}"))
 
 
-def checked_id(value: Any) -> str:
+def checked_id(value: Any, what: str = "nothing was sent: id") -> str:
     """Return the id as the outbox spells it."""
-    return same_id(checked_text(value, "id"))
+    return same_id(checked_text(value, what))
 
 
 def checked_text(value: Any, what: str) -> str:
@@ -135,37 +159,5 @@ def checked_text(value: Any, what: str) -> str:
         if isinstance(value, str):
             fits = 0 < len(value) <= LONGEST
             found = "a text with NUL or half of a character" if fits else f"{len(value)} characters"
-        raise OutboxError(
-            f"nothing was sent: {what} must be a string of 1 to {LONGEST} characters of plain text, not {found}"
-        )
+        raise OutboxError(f"{what} must be a string of 1 to {LONGEST} characters of plain text, not {found}")
     return value
-
-
-def check_due(delay: Any, at: Any) -> tuple[float | None, float | None]:
-    """Return the seconds to wait, or the time when it is due; neither if it need not wait. Raises `OutboxError` if they
-    are wrong."""
-    if delay is not None and at is not None:
-        raise OutboxError("nothing was sent: give delay or at, not both")
-    if at is not None:
-        if not isinstance(at, datetime) or at.utcoffset() is None:
-            raise OutboxError(
-                "nothing was sent: at must be a datetime with a time zone, such as "
-                f"datetime(2030, 1, 31, 9, tzinfo=UTC), not {at!r}"
-            )
-        try:
-            return None, at.astimezone(UTC).timestamp()
-        except OverflowError:
-            raise OutboxError(f"nothing was sent: in UTC, at={at} is outside the years 1 to 9999") from None
-    if delay is None:
-        return None, None
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise OutboxError(
-            f"nothing was sent: delay must be a timedelta, such as minutes(5), or a number of seconds, 0 or more, not "
-            f"{delay!r}"
-        )
-    try:
-        datetime.now(UTC) + timedelta(seconds=seconds)
-    except OverflowError:
-        raise OutboxError(f"nothing was sent: a delay of {delay!r} ends after the year 9999") from None
-    return float(seconds) or None, None

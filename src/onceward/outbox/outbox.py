@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 from onceward._sync import run_blocking
 from onceward.outbox.errors import OutboxError
 from onceward.outbox.message import Lineage, Message, checked_id, checked_text, derived_id, message
-from onceward.outbox.rows import ConnectionPort, cancel, check_same, insert, schema_of, write
+from onceward.outbox.rows import ConnectionPort, cancel, insert, is_there, schema_of, write
 from onceward.outbox.targets import Targets, stored
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class DjangoConnection(Protocol):
 
     @property
     def in_atomic_block(self) -> bool: ...
+    def get_autocommit(self) -> bool: ...
     def ensure_connection(self) -> None: ...
 
 
@@ -53,7 +54,7 @@ class HandledEvent(Protocol):
 
 
 class Outbox:
-    """`app.outbox(connection).send(…)` publishes in a transaction of yours; `session.send(…)` in that of a handler."""
+    """`app.outbox(connection).send(…)` publishes in your own transaction; `session.send(…)` in the handler's."""
 
     def __init__(self, targets: Targets, place: Callable[[], Place]) -> None:
         """`place` returns the database that the relay reads, or raises `ConfigurationError` if there is none."""
@@ -167,7 +168,7 @@ class ConnectionSends:
         return await write(port, made)
 
     async def cancel(self, message_id: str) -> bool:
-        message_id = checked_id(message_id)
+        message_id = checked_id(message_id, "nothing was canceled: id")
         port = await self._port(self._connection)
         await self._outbox.check(port)
         return await cancel(port, message_id)
@@ -196,7 +197,7 @@ class HandlerSends:
                 self._unnamed += 1
                 part = f"number {self._unnamed}"
             else:
-                part = f"name {checked_text(name, 'name')}"
+                part = f"name {checked_text(name, 'nothing was sent: name')}"
             id = derived_id(tracking_id, self._consumer_id, part)
         lineage = Lineage(tracking_id, tracking_id)
         return self._outbox.message(target, payload, id=id, lineage=lineage, **given)
@@ -209,13 +210,14 @@ class HandlerSends:
 
     async def _write(self, port: ConnectionPort, made: Message) -> str:
         await self._outbox.find_table(port)
-        if not await insert(port, made):
+        while not await insert(port, made):
             if made.id in self._used:
                 raise OutboxError(
                     f"nothing was sent: this handler has sent a message with the id {made.id!r} in this attempt "
                     "already, and an id stands for one message; give each a name of its own, such as "
                     "name=f'ship-{item.id}'"
                 )
-            await check_same(port, made)
+            if await is_there(port, made):
+                break
         self._used.add(made.id)
         return made.id

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from sqlalchemy import Engine
@@ -32,12 +32,12 @@ from onceward.connectors.urls import Address
 from onceward.db import LockTimeoutError
 from onceward.outbox.claims import Backlog, Ending, OutboxClaim, OutboxRows, Row, SendFailure
 from onceward.outbox.news import news_of
+from onceward.outbox.outages import Away, SinkOutages
 from onceward.outbox.sinks import Sinks, is_outage
 from onceward.outbox.targets import shown
 from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException, failure_category
 from onceward.task.lifecycle import text_of
 from onceward.telemetry.logger import OwnLogger
-from onceward.telemetry.redaction import redact
 from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = OwnLogger(logging.getLogger("onceward.outbox"))
@@ -46,8 +46,6 @@ LEASE = 30.0
 LONGEST_WAIT, LONGEST_DEAF_WAIT = 5.0, 1.0
 """Seconds until it looks by itself: if every commit wakes it, and if not."""
 SHORTEST_WAIT = 0.005
-PAUSE = Backoff(0.25, cap=15.0, jitter=0.2)
-"""How long messages wait for a sink that cannot be reached, until one of them is tried."""
 PURGE_EVERY = 60.0
 PURGED = 1000
 SWEEP_EVERY = 30.0
@@ -70,24 +68,28 @@ class RelayRules(NamedTuple):
 DEFAULT_RULES = RelayRules()
 
 
-class Away(NamedTuple):
-    """A target that cannot be reached."""
-
-    until: float
-    """When it is tried next, by `time.monotonic`."""
-    failures: int
-    """How often it failed in a row."""
-    since: float
-    """In seconds since 1970."""
-    why: str
-
-
 class MessageCounts(NamedTuple):
     """How many messages of a delivery ended in each way, for the counts of a run."""
 
     done: int
     failed: int
     returned: int
+
+
+class DueMessages(Protocol):
+    """Writes the messages of schedules into the outbox."""
+
+    @property
+    def is_making(self) -> bool:
+        """Whether messages are made that are not written yet."""
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether code that makes them is running."""
+
+    def publish(self, *, draining: bool) -> float:
+        """Write those that are due. Return the seconds until the next ones are. With `draining`, there are no more
+        than those that were due at the first call."""
 
 
 class Relay(Closing):
@@ -101,23 +103,25 @@ class Relay(Closing):
         lease: float = LEASE,
         retention: float = 86400.0,
         rules: RelayRules = DEFAULT_RULES,
-        publish_due: Callable[[], float] = lambda: inf,
+        timetable: DueMessages | None = None,
+        door: Doorbell | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.lease = lease
         self.owner: str | None = None
         self.backlog: Backlog | None = None
         """What waited when it was last counted."""
+        self.draining = False
+        """Whether its run ends when nothing waits."""
         self._rows = OutboxRows(engine)
         self._sinks = Sinks(address_of)
         self._news = news_of(engine)
-        self._door = Doorbell()
+        self._door = Doorbell() if door is None else door
         """Rung when a claim has ended: there may be more for its target."""
         self._look_at = 0.0
         self._retention = retention
         self._rules = rules
-        self._publish_due = publish_due
-        """Writes the messages of schedules that are due, and returns the seconds until the next ones are."""
+        self._timetable = timetable
         self._on_close = on_close
         self._lock = threading.Lock()
         self._claims: dict[str, OutboxClaim] = {}
@@ -127,18 +131,32 @@ class Relay(Closing):
         self._recording: set[str] = set()
         """Deliveries whose outcome is being recorded, perhaps while another thread extends leases."""
         self._outcomes: dict[str, MessageCounts] = {}
-        self._away: dict[str, Away] = {}
-        """Targets that cannot be reached."""
+        self._outages = SinkOutages()
         self._may_be_dead = True
         self._purge_at = 0.0
         self._sweep_at = 0.0
         self._count_at = 0.0
         self._closed = False
 
+    @property
+    def is_making(self) -> bool:
+        """Whether messages of schedules are on their way to the outbox."""
+        return self._timetable is not None and self._timetable.is_making
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether their producers have not returned yet."""
+        return self._timetable is not None and self._timetable.is_calling
+
+    def undelivered(self) -> list[tuple[str, int, str]]:
+        """Targets that cannot be reached, how many messages wait for each of them, and why."""
+        away = self._outages.all()
+        counts = self._rows.waiting() if away else {}
+        return [(shown(each), counts[each], away[each].why) for each in away if each in counts]
+
     def away(self) -> dict[str, Away]:
         """Targets that cannot be reached, whose messages wait."""
-        with self._lock:
-            return {shown(target): each for target, each in self._away.items()}
+        return {shown(target): each for target, each in self._outages.all().items()}
 
     # ── the source ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,11 +184,10 @@ class Relay(Closing):
         """Return claims, and how long to wait if there are none."""
         with self._lock:
             busy = {each.target for each in self._claims.values()}
-            now = time.monotonic()
-            waiting = {target: away.until - now for target, away in self._away.items() if away.until > now}
+        waiting = self._outages.pauses()
         without = busy | waiting.keys()
         try:
-            slot = self._publish_due()
+            slot = inf if self._timetable is None else self._timetable.publish(draining=self.draining)
             outlook = self._rows.look()
             wait = max(min([outlook.wait, slot, *waiting.values()]), SHORTEST_WAIT)
             if not outlook.is_due and not outlook.targets - without:
@@ -184,6 +201,8 @@ class Relay(Closing):
                 targets=outlook.targets,
             )
         except LockTimeoutError:  # a handler's transaction is long; that is no outage
+            if self.draining:  # it must not look as if nothing waited
+                raise
             return [], LONGEST_DEAF_WAIT
         return claims, wait
 
@@ -294,7 +313,7 @@ class Relay(Closing):
                 self._send_each(claim.target, ready, ending)
         else:
             ending.published += [row for row, _ in ready]
-            self._reached(claim.target)
+            self._outages.end(claim.target)
         return ending
 
     def _send_each(self, target: str, ready: list[tuple[Row, Transaction]], ending: Ending) -> None:
@@ -318,7 +337,7 @@ class Relay(Closing):
             else:
                 ending.published.append(row)
         if not away:
-            self._reached(target)
+            self._outages.end(target)
 
     def _fail(self, row: Row, error: Exception) -> SendFailure:
         rules = self._rules
@@ -328,19 +347,7 @@ class Relay(Closing):
 
     def _pause(self, target: str, error: Exception) -> None:
         self._sinks.drop(target)
-        why = redact(text_of(error))
-        with self._lock:
-            before = self._away.get(target)
-            failures, since = (0, time.time()) if before is None else (before.failures, before.since)
-            self._away[target] = Away(time.monotonic() + PAUSE.delay(failures), failures + 1, since, why)
-        if before is None:
-            _log.warning("%s cannot be reached; its messages wait in the outbox: %s", shown(target), why)
-
-    def _reached(self, target: str) -> None:
-        with self._lock:
-            was_away = self._away.pop(target, None)
-        if was_away is not None:
-            _log.info("%s can be reached again", shown(target))
+        self._outages.begin(target, error)
 
     def _record(self, delivery: str, claim: OutboxClaim, ending: Ending, *, uncount: bool = False) -> None:
         with self._lock:
@@ -388,7 +395,7 @@ class Relay(Closing):
         """Forget them, once another store has them."""
         self._rows.forget_dead([int(key) for key in keys])
 
-    # ── now and then ────────────────────────────────────────────────────────────────────────────────────
+    # ── from time to time ───────────────────────────────────────────────────────────────────────────────
 
     def _housekeep(self) -> None:
         now = time.monotonic()

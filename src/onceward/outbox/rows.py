@@ -39,8 +39,8 @@ class ConnectionPort(ABC):
 
 async def write(port: ConnectionPort, message: Message) -> str:
     """Write it, unless the same message was sent before. Return its id."""
-    if not await insert(port, message):
-        await check_same(port, message)
+    while not await insert(port, message) and not await is_there(port, message):
+        pass  # it was removed meanwhile
     return message.id
 
 
@@ -72,11 +72,12 @@ def _is_one(rows: list[Any]) -> bool:
     return bool(rows) and rows[0][0] == 1
 
 
-async def check_same(port: ConnectionPort, message: Message) -> None:
-    """An id stands for one message: sending it again changes nothing, sending another under it is an error."""
+async def is_there(port: ConnectionPort, message: Message) -> bool:
+    """An id stands for one message: sending it again changes nothing, sending another under it is an error. Return
+    False if there is none of this id any more."""
     found = await _run(port, _FIND, {"id": message.id})
-    if found and bytes(found[0][0]) == message.digest:
-        return
+    if not found or message.is_same(*found[0]):
+        return bool(found)
     raise OutboxError(
         f"nothing was sent: a message with the id {message.id!r} is in the outbox already, with another target, key or "
         "payload; an id stands for one message, so give this one another"
@@ -144,7 +145,7 @@ def _statement(dialect: str, state: str) -> str:
 
 _FULL = {(dialect, state): _statement(dialect, state) for dialect in _NOW for state in (READY, DELAYED)}
 _READY_IN_SQLITE = re.sub(r":\w+", "?", _in_schema(_FULL["sqlite", READY], "")).replace("RETURNING 1", "")
-_FIND = "SELECT digest FROM {schema}onceward_outbox WHERE message_id = :id"
+_FIND = "SELECT target, key, digest, body FROM {schema}onceward_outbox WHERE message_id = :id"
 _NEVER_TRIED = "message_id = :id AND attempts = 0 AND state IN ('ready', 'delayed', 'behind')"
 _REMOVE = f"DELETE FROM {{schema}}onceward_outbox WHERE {_NEVER_TRIED} RETURNING target"
 _TALLY = (

@@ -11,7 +11,7 @@ from typing import Any
 from opentelemetry import context, trace
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.sqlite.store import DatabaseBusyError
+from onceward.connectors.sqlite.database import DatabaseBusyError
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError, FileLostError, with_causes
 from onceward.telemetry.logger import OwnLogger

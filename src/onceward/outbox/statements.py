@@ -200,6 +200,9 @@ ADD_UP_POSTGRESQL = (
     SELECT what, target, sum(messages) FROM found GROUP BY what, target
     """,
 )
+WAITING = """
+    SELECT target, count(*) AS messages FROM onceward_outbox WHERE state IN ('ready', 'held', 'behind') GROUP BY target
+"""
 BACKLOG = """
     SELECT sum(messages) AS waiting, {now} - min(first) AS age FROM (
         SELECT count(*) AS messages, min(created_at) AS first FROM onceward_outbox WHERE state = 'ready'

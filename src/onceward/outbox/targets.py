@@ -25,6 +25,10 @@ class Targets(Protocol):
         """Return `consumer:NAME` or `producer:NAME`. Raises `ConfigurationError` if it is neither."""
         ...
 
+    def check(self, address: Address) -> None:
+        """Raise `ConfigurationError` if the relay cannot publish there."""
+        ...
+
     def address_of(self, name: str) -> Address:
         """Return where messages for this name go now. Raises `ConfigurationError` if the app has no such function."""
         ...
@@ -34,9 +38,13 @@ def stored(target: Any, targets: Targets) -> str:
     """Return the text that names a target in the table. Raises `OutboxError` if there is no such target."""
     try:
         if isinstance(target, str):
-            return Address(target, sink=True).url
+            sink = Address(target, sink=True)
+            targets.check(sink)
+            return sink.url
         if callable(target):
-            return targets.name_of(target)
+            name = targets.name_of(target)
+            targets.check(targets.address_of(name))
+            return name
     except ConfigurationError as error:
         raise OutboxError(f"nothing was sent: {error}") from None
     raise OutboxError(

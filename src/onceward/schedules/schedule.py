@@ -38,6 +38,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """The function of the app that its messages go to."""
     payload: Callable[[datetime], Any]
     """Returns what is sent for a slot."""
+    runs_code: bool = False
+    """Whether `payload` is code of the app, which may take long, use a database, raise or exit."""
     headers: dict[str, Any]
 
     def next(self, after: datetime) -> datetime | None:
@@ -47,7 +49,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     def due(self, after: datetime, now: datetime) -> tuple[list[datetime], datetime]:
         """Return the slots to publish, and the last slot that is dealt with: the next look starts after it."""
         if self.catch_up == "all":
-            passed = list(islice(self._until(after, now), MOST_AT_ONCE))
+            # Code is called for one slot at a time, so what it has done is not done again if it fails.
+            passed = list(islice(self._until(after, now), 1 if self.runs_code else MOST_AT_ONCE))
             return passed, passed[-1] if passed else after
         last = self._last(after, now)
         if last is None:
@@ -143,9 +146,13 @@ def check_catch_up(value: Any) -> CatchUp:
 def _zone(name: Any) -> ZoneInfo:
     if name is None:
         return ZoneInfo("UTC")
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"tz must be the name of a time zone, such as 'Europe/Berlin', not a {type(name).__name__}"
+        )
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, TypeError, OSError):
+    except (KeyError, ValueError, OSError):
         raise ConfigurationError(
             f"there is no time zone {name!r}; write one such as 'Europe/Berlin' (on a system without time zones: "
             "pip install tzdata)"

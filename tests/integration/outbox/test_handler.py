@@ -73,11 +73,11 @@ def desk(database: Database) -> Desk:
 @pytest.mark.parametrize("how", ["transactional", "effectful", "joined"])
 def test_a_send_commits_with_the_event(desk: Desk, how: str) -> None:
     def send(session: Any) -> Any:
-        yield session.send("memory://ship", {"id": 1}, key="k", headers={"shape": "round"})
-        yield session.send("memory://ship", {"id": 2}, name="second")
+        yield session.send("redis://x/ship", {"id": 1}, key="k", headers={"shape": "round"})
+        yield session.send("redis://x/ship", {"id": 2}, name="second")
 
     def fail(session: Any) -> Any:
-        yield session.send("memory://ship", {"id": 3})
+        yield session.send("redis://x/ship", {"id": 3})
         raise RuntimeError("as it was asked")
 
     given: Any = {"joined": True} if how == "joined" else {"mode": how}
@@ -101,7 +101,7 @@ def test_a_repeated_handler_sends_the_same_ids(desk: Desk) -> None:
         ids: list[str] = []
         tried.append(ids)
         for number in range(3):
-            sent = session.send("memory://ship", number)
+            sent = session.send("redis://x/ship", number)
             if desk.database.asynchronous:
 
                 async def note(sent: Any = sent) -> None:
@@ -124,8 +124,8 @@ def test_a_repeated_handler_sends_the_same_ids(desk: Desk) -> None:
 @pytest.mark.req("OB-12")
 def test_two_messages_with_one_id_are_an_error_that_says_to_name_each(desk: Desk) -> None:
     def send(session: Any) -> Any:
-        yield session.send("memory://ship", 1, name="ship")
-        yield session.send("memory://ship", 2, name="ship")
+        yield session.send("redis://x/ship", 1, name="ship")
+        yield session.send("redis://x/ship", 2, name="ship")
 
     with pytest.raises(OutboxError, match="give each a name of its own"):
         desk.handle("e1", send)
@@ -155,7 +155,7 @@ def test_without_an_outbox_a_send_says_how_to_get_one(desk: Desk) -> None:
     desk.inbox.processor.outbox = None
 
     def send(session: Any) -> Any:
-        yield session.send("memory://ship", 1)
+        yield session.send("redis://x/ship", 1)
 
     with pytest.raises(ValueError, match=r"inbox\.set_outbox"):
         desk.handle("e1", send)
@@ -167,9 +167,9 @@ def test_a_send_that_was_rolled_back_to_a_savepoint_can_be_repeated(database: Da
 
     def handler(session: Any) -> Any:
         yield session.execute("SAVEPOINT before")
-        yield session.send("memory://ship", "first", name="a")
+        yield session.send("redis://x/ship", "first", name="a")
         yield session.execute("ROLLBACK TO SAVEPOINT before")
-        yield session.send("memory://ship", "second", name="a")
+        yield session.send("redis://x/ship", "second", name="a")
 
     desk.handle("e1", handler)
     assert [each.payload for each in desk.sent()] == ["second"]

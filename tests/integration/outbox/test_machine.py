@@ -198,7 +198,7 @@ class PostgreSqlClaimMachine(ClaimMachine):
         connection = self.late.enter_context(self.world.engine.begin())
         self.late_id = f"m{next(self.numbers)}"
         self.place = len(self.messages)
-        self.world.app.outbox(connection).send("memory://ship", self.late_id, id=self.late_id)
+        self.world.app.outbox(connection).send("redis://x/ship", self.late_id, id=self.late_id)
 
     @precondition(lambda self: self.late is not None)
     @rule()

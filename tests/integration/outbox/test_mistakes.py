@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from onceward.connectors.codec import PayloadError
-from onceward.outbox import OutboxError
+from onceward.outbox import Delayed, OutboxError
 from tests.integration.outbox.test_handler import Desk
 from tests.integration.outbox.test_send import OnDatabase
 from tests.support.databases import Database, database
@@ -24,8 +24,10 @@ __all__ = ["database", "outbox"]
 
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"target": "gopher://x"}, OutboxError, "is not a sink"),
+    ({"target": "memory://ship"}, OutboxError, "another process and has another memory"),
     ({"target": 7}, OutboxError, "or a URL, not int"),
     ({"payload": object()}, PayloadError, "cannot be sent"),
+    ({"payload": Delayed(1, delay=50)}, OutboxError, "pass its payload, and delay=… or at=…"),
     ({"payload": 2**80}, PayloadError, "more than 64 bits"),
     ({"payload": "\ud83d"}, PayloadError, "half of a character"),
     ({"id": "a\0b"}, OutboxError, "not a text with NUL"),
@@ -35,7 +37,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 def arguments(given: dict[str, Any]) -> dict[str, Any]:
-    return {"target": "memory://ship", "payload": 1, **given}
+    return {"target": "redis://x/ship", "payload": 1, **given}
 
 
 @pytest.mark.req("OB-11")
@@ -49,7 +51,7 @@ def test_on_connections_and_sessions_of_sqlalchemy(database: Database, session: 
     with database.session() as other:
         other.execute("DROP TABLE onceward_outbox")
     with pytest.raises(OutboxError, match=r"onceward_outbox does not exist.*onceward inbox migrate"):
-        site.within(lambda sender: sender.send("memory://ship", 1), session=session)
+        site.within(lambda sender: sender.send("redis://x/ship", 1), session=session)
 
 
 @pytest.mark.req("OB-11")
@@ -62,11 +64,11 @@ def test_without_a_transaction(database: Database, session: bool) -> None:
     async def send_async() -> None:
         opened: Any = AsyncSession(engine) if session else engine.connect()
         async with opened as connection:
-            await site.outbox(connection).send("memory://ship", 1)
+            await site.outbox(connection).send("redis://x/ship", 1)
 
     def send() -> None:
         with Session(engine) if session else engine.connect() as connection:
-            site.outbox(connection).send("memory://ship", 1)
+            site.outbox(connection).send("redis://x/ship", 1)
 
     with pytest.raises(OutboxError, match="no transaction is open"):
         database.run(send_async()) if database.asynchronous else send()
@@ -108,7 +110,7 @@ def test_in_a_handler(database: Database) -> None:
         other.execute("DROP TABLE onceward_outbox")
 
     def send_anyway(session: Any) -> Any:
-        yield session.send("memory://ship", 1)
+        yield session.send("redis://x/ship", 1)
 
     with pytest.raises(OutboxError, match=r"onceward_outbox does not exist.*onceward inbox migrate"):
         desk.handle("last", send_anyway)
@@ -135,5 +137,5 @@ def test_on_plain_connections_of_drivers(outbox: OutboxWorld) -> None:
     with outbox.engine.begin() as connection:
         connection.execute(text("DROP TABLE onceward_outbox"))
     with pytest.raises(OutboxError, match="onceward_outbox does not exist"):
-        outbox.app.outbox(plain).send("memory://ship", 1)
+        outbox.app.outbox(plain).send("redis://x/ship", 1)
     plain.close()

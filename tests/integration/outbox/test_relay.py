@@ -32,13 +32,13 @@ __all__ = ["outbox"]
 def test_only_what_is_committed_is_published(outbox: OutboxWorld) -> None:
     relay = outbox.relay()
     connection = outbox.engine.connect()
-    ids = [outbox.app.outbox(connection).send("memory://ship", number) for number in range(3)]
+    ids = [outbox.app.outbox(connection).send("redis://x/ship", number) for number in range(3)]
     assert turn(relay) == 0
     connection.commit()
     drain(relay)
     assert [each.id for each in outbox.sink.arrived] == ids
     assert outbox.rows() == ["published"] * 3
-    outbox.app.outbox(connection).send("memory://ship", "never")
+    outbox.app.outbox(connection).send("redis://x/ship", "never")
     connection.rollback()
     connection.close()
     drain(relay)
@@ -56,7 +56,7 @@ def test_a_row_that_commits_late_is_not_skipped(outbox: OutboxWorld) -> None:
         return
     relay = outbox.relay()
     slow = outbox.engine.connect()
-    outbox.app.outbox(slow).send("memory://ship", "early", key="k")
+    outbox.app.outbox(slow).send("redis://x/ship", "early", key="k")
     outbox.send("late", "later", key="k")
     drain(relay)
     assert outbox.sink.payloads == ["late", "later"]
@@ -75,7 +75,7 @@ def test_thousands_of_commits_out_of_order_all_arrive(outbox: OutboxWorld) -> No
         for number in range(40):
             with outbox.engine.connect() as connection:
                 for part in range(chance.randint(1, 5)):
-                    outbox.app.outbox(connection).send("memory://ship", [seed, number, part], key=f"{seed}")
+                    outbox.app.outbox(connection).send("redis://x/ship", [seed, number, part], key=f"{seed}")
                 time.sleep(chance.random() * 0.005)
                 if chance.random() < 0.2:
                     connection.rollback()
@@ -203,8 +203,8 @@ def test_an_outage_of_a_sink_costs_no_failure_and_stops_no_other(outbox: OutboxW
     outbox.sink.refuse = lambda _: ConnectionError("refused") if away else None
     relay = outbox.relay()
     outbox.send(*range(5), key="k")
-    outbox.send("fine", target="memory://other")
-    until(lambda: (turn(relay), outbox.sinks["memory://other"].arrived)[1])
+    outbox.send("fine", target="redis://x/other")
+    until(lambda: (turn(relay), outbox.sinks["redis://x/other"].arrived)[1])
     until(lambda: (turn(relay), min(outbox.rows("attempts")[:5]) >= 3)[1])
     assert set(outbox.rows("failures")) == {0}
     [(_, waits)] = relay.away().items()
@@ -216,12 +216,12 @@ def test_an_outage_of_a_sink_costs_no_failure_and_stops_no_other(outbox: OutboxW
 
 
 @pytest.mark.req("OB-05")
-def test_a_target_that_this_app_does_not_know_waits(outbox: OutboxWorld) -> None:
+def test_a_target_that_this_app_does_not_know_waits(outbox: OutboxWorld, tmp_path: Path) -> None:
     relay = Relay(outbox.engine, outbox.app.outbox.targets.address_of)
 
     def later(order: dict) -> None: ...  # type: ignore[type-arg]
 
-    outbox.app.consumer("memory://later", contract=None)(later)
+    outbox.app.consumer(f"sqlite:///{tmp_path}/later.db", contract=None)(later)
     with outbox.engine.begin() as connection:
         outbox.app.outbox(connection).send(later, {"id": 1})
     assert outbox.rows("target") == ["consumer:later"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
+from onceward import Onceward
 from onceward.connectors import SqliteConnector
+from onceward.inbox import Inbox
 from onceward.transaction import Transaction
 from tests.support.processes import LoggedProcess
 from tests.support.run.world import Site
@@ -88,6 +92,17 @@ class Chain:
             return list(connection.execute(text("SELECT state FROM onceward_outbox")).scalars())
 
 
+def is_due(database: Path) -> bool:
+    """Whether the next slot of a schedule for every second is there."""
+    engine = create_engine(f"sqlite:///{database}")
+    try:
+        with engine.connect() as connection:
+            last = connection.execute(text("SELECT max(last_slot) FROM onceward_schedules")).scalar_one()
+    finally:
+        engine.dispose()
+    return time.time() > float(last) + 1
+
+
 @pytest.mark.req("OB-16")
 def test_a_chain_of_consumers_survives_kills(chain: Chain) -> None:
     chain.send(ORDERS)
@@ -126,6 +141,78 @@ def test_onceward_relay_publishes_without_the_consumers(chain: Chain) -> None:
         assert run.ended() == 0
         assert run.says("running ship of shop")
     assert chain.ids("shipments") == list(range(5))
+
+
+@pytest.mark.req("OB-29")
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_drain_ends_when_outbox_and_sources_are_empty_together(chain: Chain, processes: str) -> None:
+    chain.send(5)
+    with chain.site.run("--drain", ONCEWARD_RELAY="false") as run:
+        assert run.ended() == 0
+    assert set(chain.states()) == {"ready"}
+    chain.send(3)
+    with chain.site.run("--drain", "--processes", processes) as run:
+        assert run.ended() == 0
+    assert len(chain.ids("charges")) == 8
+    assert chain.ids("shipments") == chain.ids("charges")
+
+
+@pytest.mark.req("OB-29")
+def test_a_drain_that_leaves_messages_fails_and_says_why(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "shop.py").write_text(
+        "from onceward import Onceward\n"
+        "app = Onceward('shop', database='sqlite:///shop.db')\n"
+        "@app.consumer('sqlite:///orders.db', contract=None)\n"
+        "def charge(order: dict): ...\n"
+    )
+    site.send({"id": 1})
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    Inbox(engine).migrate()
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+    with engine.begin() as connection:
+        for number in range(3):
+            app.outbox(connection).send("sqlite:////nowhere/at/all.db", number)
+    engine.dispose()
+    command = [sys.executable, "-m", "onceward", "relay", "shop:app", "--drain"]
+    relay = LoggedProcess(command, tmp_path / "relay.log", cwd=tmp_path, env={**os.environ, **site.environ})
+    assert relay.process.wait(60) == 1
+    assert "3 messages still wait for sqlite:////nowhere/at/all.db, which cannot be reached: " in relay.log
+    assert "source is empty" not in relay.log
+    with site.run("--drain") as run:
+        assert run.ended() == 1
+        assert run.says("3 messages still wait for")
+    assert site.counts()["ready"] == 0
+
+
+@pytest.mark.req("SC-07")
+def test_a_drain_sends_the_slot_that_is_due_and_a_stop_does_not_wait_for_a_producer(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "shop.py").write_text(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "from onceward import Onceward\n"
+        "app = Onceward('shop', database='sqlite:///shop.db')\n"
+        "@app.consumer('sqlite:///orders.db', contract=None)\n"
+        "def charge(order: str): Path('done.txt').write_text(order)\n"
+        "@app.every('1s')\n"
+        "@app.producer(charge)\n"
+        "def make():\n"
+        "    Path('begun.txt').write_text('begun')\n"
+        "    time.sleep(float(os.environ.get('SLOW', '0')))\n"
+        "    return 'made'\n"
+    )
+    with site.run("--drain") as run:  # the schedule begins
+        assert run.ended() == 0
+    until(lambda: is_due(tmp_path / "shop.db"))
+    with site.run("--drain") as run:
+        assert run.ended() == 0
+    assert site.done == ["made"]
+    (tmp_path / "begun.txt").unlink()
+    with site.run(SLOW="3600") as run:
+        until(lambda: site.begun == ["begun"])
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 0
 
 
 @pytest.mark.req("OB-16")

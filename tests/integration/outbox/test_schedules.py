@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 
+from onceward import Transaction
+from onceward._time import move_ahead
+from onceward.outbox import Delayed
 from onceward.schedules.timetable import Timetable
 from onceward.testing.clock import FakeClock
 from tests.support.outbox import OutboxWorld, drain, outbox
+from tests.support.wait import until
 
 __all__ = ["outbox"]
 
@@ -23,14 +28,16 @@ def clock() -> FakeClock:
     return FakeClock(START)
 
 
-def timetable(outbox: OutboxWorld, clock: FakeClock) -> Timetable:
+def timetable(outbox: OutboxWorld, clock: FakeClock, *, in_place: bool = True, **given: Any) -> Timetable:
     app = outbox.app
-    return Timetable(outbox.engine, app.name, app.schedules.values(), app.outbox, clock.now)
+    return Timetable(
+        outbox.engine, app.name, app.schedules.values(), app.outbox, clock.now, in_place=in_place, **given
+    )
 
 
 def every_minute(outbox: OutboxWorld, **given: Any) -> Any:
     @outbox.app.every("1m", **given)
-    @outbox.app.consumer("memory://ticks", contract=None)
+    @outbox.app.consumer("redis://x/ticks", contract=None)
     def tick(slot: dict[str, str]) -> None: ...
 
     return tick
@@ -91,7 +98,7 @@ def test_what_passed_while_nothing_ran_is_made_up_for_as_the_schedule_says(
     outbox: OutboxWorld, clock: FakeClock, catch_up: Any, published: int
 ) -> None:
     @outbox.app.every("1h", catch_up=catch_up)
-    @outbox.app.consumer("memory://ticks", contract=None)
+    @outbox.app.consumer("redis://x/ticks", contract=None)
     def tick(slot: dict[str, str]) -> None: ...
 
     timetable(outbox, clock).publish()
@@ -107,7 +114,7 @@ def test_a_producer_that_fails_keeps_its_slot_and_holds_up_no_other(
     broken = True
 
     @outbox.app.every("1m")
-    @outbox.app.producer("memory://reports")
+    @outbox.app.producer("redis://x/reports")
     def report(slot: datetime) -> dict[str, str]:
         if broken:
             raise OSError("no report today")
@@ -125,6 +132,152 @@ def test_a_producer_that_fails_keeps_its_slot_and_holds_up_no_other(
     assert outbox.rows("target") == ["consumer:tick", "producer:report"]
 
 
+@pytest.mark.req("SC-04")
+def test_a_producer_that_exits_has_failed(
+    outbox: OutboxWorld, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    @outbox.app.every("1m")
+    @outbox.app.producer("redis://x/reports")
+    def report() -> None:
+        raise SystemExit("from the producer")
+
+    timetable(outbox, clock).publish()
+    clock.advance(31.0)
+    own = timetable(outbox, clock, in_place=False)
+    own.publish()
+    until(lambda: not own.is_calling)
+    own.publish()
+    assert "the schedule report has no message for its slot" in caplog.text
+    assert "from the producer" in caplog.text
+
+
+@pytest.mark.req("SC-07")
+def test_a_producer_may_write_to_the_database_of_the_app(outbox: OutboxWorld, clock: FakeClock) -> None:
+    with outbox.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE reports (slot TEXT)"))
+
+    @outbox.app.every("1m", catch_up="all")
+    @outbox.app.producer("redis://x/reports")
+    def report(slot: datetime) -> str:
+        with outbox.engine.begin() as own:
+            own.execute(text("INSERT INTO reports (slot) VALUES (:slot)"), {"slot": slot.isoformat()})
+        return slot.isoformat()
+
+    timetable(outbox, clock).publish()
+    clock.advance(180.0)
+    timetable(outbox, clock).publish()
+    assert len(outbox.rows()) == 3
+
+
+@pytest.mark.req("SC-07")
+def test_a_slow_producer_holds_up_nothing_and_is_called_once_at_a_time(
+    outbox: OutboxWorld, clock: FakeClock
+) -> None:
+    begun, release = [], threading.Event()
+
+    @outbox.app.every("1m")
+    @outbox.app.producer("redis://x/reports")
+    def report(slot: datetime) -> str:
+        begun.append(slot)
+        assert release.wait(60)
+        return slot.isoformat()
+
+    every_minute(outbox)
+    timetable(outbox, clock).publish()
+    clock.advance(31.0)
+    rung = threading.Event()
+    own = timetable(outbox, clock, in_place=False, on_made=rung.set)
+    relay = outbox.relay(timetable=own)
+    drain(relay)
+    assert outbox.rows("target") == ["consumer:tick"]
+    assert outbox.rows() == ["published"]
+    until(lambda: len(begun) == 1)
+    move_ahead(31.0)
+    try:
+        drain(relay)
+    finally:
+        move_ahead(-31.0)
+    assert relay.is_calling
+    assert len(begun) == 1
+    release.set()
+    assert rung.wait(60)
+    assert (relay.is_making, relay.is_calling) == (True, False), "it is made, and not written yet"
+    drain(relay)
+    assert not relay.is_making
+    assert outbox.sinks["producer:report"].payloads == [begun[0].isoformat()]
+
+
+@pytest.mark.req("SC-02")
+def test_a_drain_has_the_slots_that_are_due_when_it_begins(outbox: OutboxWorld, clock: FakeClock) -> None:
+    every_minute(outbox, catch_up="all")
+    timetable(outbox, clock).publish()
+    clock.advance(61.0)
+    relay = outbox.relay(timetable=timetable(outbox, clock))
+    relay.draining = True
+    drain(relay)
+    clock.advance(60.0)
+    move_ahead(60.0)
+    try:
+        drain(relay)
+    finally:
+        move_ahead(-60.0)
+    assert outbox.rows() == ["published"]
+
+
+@pytest.mark.req("SC-07")
+def test_of_several_processes_that_make_the_message_of_a_slot_the_first_sends_it(
+    outbox: OutboxWorld, clock: FakeClock
+) -> None:
+    calls = []
+    release = threading.Event()
+
+    @outbox.app.every("1m")
+    @outbox.app.producer("redis://x/reports")
+    def report() -> int:
+        calls.append(None)
+        own = len(calls)
+        if own == 1:
+            assert release.wait(60)
+        return own
+
+    timetable(outbox, clock).publish()
+    clock.advance(31.0)
+    late = timetable(outbox, clock, in_place=False)
+    late.publish()
+    until(lambda: len(calls) == 1)
+    timetable(outbox, clock).publish()
+    release.set()
+    until(lambda: not late.is_calling)
+    late.publish()
+    drain(outbox.relay())
+    assert outbox.sinks["producer:report"].payloads == [2]
+
+
+@pytest.mark.req("SC-08")
+def test_a_producer_may_return_what_app_produce_sends(outbox: OutboxWorld, clock: FakeClock) -> None:
+    returned: list[Any] = [
+        None,
+        Transaction(payload=1, metadata={"event_type": "one"}, correlation_id="all"),
+        Delayed(Transaction(payload=2, metadata={"event_type": "two"}), delay=3600, key="k"),
+    ]
+
+    @outbox.app.every("1m", catch_up="all")
+    @outbox.app.producer("redis://x/reports")
+    def report() -> Any:
+        return returned.pop(0)
+
+    timetable(outbox, clock).publish()
+    clock.advance(180.0)
+    timetable(outbox, clock).publish()
+    assert returned == []
+    drain(outbox.relay())
+    assert outbox.rows() == ["published", "delayed"]
+    assert outbox.rows("key") == [None, "k"]
+    [sent] = outbox.sinks["producer:report"].arrived
+    assert (sent.id, sent.payload) == ("shop:report@2026-03-01T12:02:00+00:00", 1)
+    assert (dict(sent.metadata), sent.correlation_id) == ({"event_type": "one"}, "all")
+
+
 @pytest.mark.req("SC-02")
 def test_all_schedules_are_published_in_one_transaction(outbox: OutboxWorld, clock: FakeClock) -> None:
     for name in ("one", "two", "three"):
@@ -132,7 +285,7 @@ def test_all_schedules_are_published_in_one_transaction(outbox: OutboxWorld, clo
         def tick(slot: dict[str, str]) -> None: ...
 
         tick.__name__ = tick.__qualname__ = name
-        outbox.app.every("1m")(outbox.app.consumer(f"memory://{name}", contract=None)(tick))
+        outbox.app.every("1m")(outbox.app.consumer(f"redis://x/{name}", contract=None)(tick))
     timetable(outbox, clock).publish()
     clock.advance(60.0)
     commits: list[Any] = []

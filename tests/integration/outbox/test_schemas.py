@@ -40,12 +40,12 @@ def test_a_search_path_that_the_caller_sets_does_not_move_a_message(
         with ours.engine.begin() as connection:
             connection.execute(text(f"SET LOCAL search_path TO {path}"))
             send = ours.app.outbox(connection).send
-            send("memory://ship", path)
-            send("memory://ship", path, delay=0.001)
-            assert ours.app.outbox(connection).cancel(send("memory://ship", path, delay=100)) is True
-            send("memory://ship", path, id=path)
+            send("redis://x/ship", path)
+            send("redis://x/ship", path, delay=0.001)
+            assert ours.app.outbox(connection).cancel(send("redis://x/ship", path, delay=100)) is True
+            send("redis://x/ship", path, id=path)
             with pytest.raises(OutboxError, match="in the outbox already"):
-                send("memory://ship", "another", id=path)
+                send("redis://x/ship", "another", id=path)
     assert len(ours.rows()) == 9
     assert other.rows() == []
     drain(ours.relay())
@@ -56,10 +56,10 @@ def test_a_connection_of_another_schema_sends_to_the_one_of_the_app(
 ) -> None:
     ours, other = worlds
     with psycopg.connect(schemas[1].plain_url) as plain:
-        ours.app.outbox(plain).send("memory://ship", 1)
+        ours.app.outbox(plain).send("redis://x/ship", 1)
     engine = create_engine(schemas[1].url, connect_args=schemas[1].connect_args)
     with engine.begin() as connection:
-        ours.app.outbox(connection).send("memory://ship", 2)
+        ours.app.outbox(connection).send("redis://x/ship", 2)
     engine.dispose()
     assert len(ours.rows()) == 2
     assert other.rows() == []
@@ -72,5 +72,5 @@ def test_a_table_that_only_another_schema_has_is_missing(
     schemas[0].execute(f"DROP TABLE {schemas[0].name}.onceward_outbox")
     with psycopg.connect(schemas[1].plain_url) as plain:
         with pytest.raises(OutboxError, match="onceward_outbox does not exist"):
-            ours.app.outbox(plain).send("memory://ship", 1)
+            ours.app.outbox(plain).send("redis://x/ship", 1)
         plain.execute("SELECT 1")  # its transaction can go on

@@ -13,13 +13,16 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from onceward import Onceward
+from onceward._sync import run_blocking
 from onceward.connectors.codec import PayloadError, decode
 from onceward.inbox import AsyncInbox, Inbox
 from onceward.outbox import Outbox, OutboxError
+from onceward.outbox.message import message
 from onceward.outbox.outbox import Place
+from onceward.outbox.rows import ConnectionPort, write
 from tests.support.databases import Database, database
 from tests.support.outbox import OutboxWorld, drain, outbox
 
@@ -71,8 +74,8 @@ class OnDatabase:
 @pytest.mark.parametrize("session", [False, True], ids=["connection", "session"])
 def test_a_send_commits_and_rolls_back_with_the_transaction(database: Database, session: bool) -> None:
     site = OnDatabase(database)
-    sent = site.within(lambda sender: sender.send("memory://ship", {"id": 1}), session=session)
-    site.within(lambda sender: sender.send("memory://ship", {"id": 2}), session=session, commit=False)
+    sent = site.within(lambda sender: sender.send("redis://x/ship", {"id": 1}), session=session)
+    site.within(lambda sender: sender.send("redis://x/ship", {"id": 2}), session=session, commit=False)
     assert site.ids() == [sent]
     assert site.within(lambda sender: sender.cancel(sent), session=session) is True
     assert site.within(lambda sender: sender.cancel(sent), session=session) is False
@@ -87,7 +90,7 @@ def test_plain_connections_of_drivers(outbox: OutboxWorld) -> None:
         url = outbox.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         plain = psycopg.connect(url)
     with plain:
-        outbox.app.outbox(plain).send("memory://ship", "one")
+        outbox.app.outbox(plain).send("redis://x/ship", "one")
     if outbox.engine.dialect.name == "sqlite":
         plain.close()
         plain = sqlite3.connect(str(outbox.engine.url.database), isolation_level=None)
@@ -96,9 +99,9 @@ def test_plain_connections_of_drivers(outbox: OutboxWorld) -> None:
         plain = psycopg.connect(url, autocommit=True)
         begin = lambda: plain.execute("BEGIN")  # noqa: E731
     with pytest.raises(OutboxError, match="no transaction is open"):
-        outbox.app.outbox(plain).send("memory://ship", "two")
+        outbox.app.outbox(plain).send("redis://x/ship", "two")
     begin()
-    outbox.app.outbox(plain).send("memory://ship", "two")
+    outbox.app.outbox(plain).send("redis://x/ship", "two")
     plain.execute("ROLLBACK")
     plain.close()
     assert [decode(bytes(body)).payload for body in outbox.rows("body")] == ["one"]
@@ -106,12 +109,12 @@ def test_plain_connections_of_drivers(outbox: OutboxWorld) -> None:
 
 async def _send_with_psycopg(app: Onceward, url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        await app.outbox(connection).send("memory://ship", "one")
+        await app.outbox(connection).send("redis://x/ship", "one")
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         with pytest.raises(OutboxError, match="no transaction is open"):
-            await app.outbox(connection).send("memory://ship", "two")
+            await app.outbox(connection).send("redis://x/ship", "two")
         async with connection.transaction():
-            await app.outbox(connection).send("memory://ship", "two")
+            await app.outbox(connection).send("redis://x/ship", "two")
 
 
 @pytest.mark.req("OB-10")
@@ -121,7 +124,23 @@ def test_a_connection_of_psycopg_in_asyncio(outbox: OutboxWorld) -> None:
         asyncio.run(_send_with_psycopg(outbox.app, url))
         assert [decode(bytes(body)).payload for body in outbox.rows("body")] == ["one", "two"]
     with pytest.raises(OutboxError, match=r"app\.outbox takes a Connection"):
-        outbox.app.outbox(object()).send("memory://ship", 1)  # type: ignore[call-overload]
+        outbox.app.outbox(object()).send("redis://x/ship", 1)  # type: ignore[call-overload]
+
+
+@pytest.mark.req("OB-11")
+def test_what_is_near_a_connection_is_refused_with_what_to_pass() -> None:
+    engine = create_engine("sqlite://")
+    raw = engine.raw_connection()
+    for given, advice in {
+        engine: "pass a connection of it",
+        sessionmaker(engine): "pass the session that it returns",
+        scoped_session(sessionmaker(engine)): "pass the session that it returns",
+        raw: "pass its driver_connection",
+    }.items():
+        with pytest.raises(OutboxError, match=advice):
+            Onceward("shop").outbox(given).send("redis://x/ship", 1)  # type: ignore[call-overload]
+    raw.close()
+    engine.dispose()
 
 
 class Odd:
@@ -164,8 +183,8 @@ def test_a_mistake_is_an_error_at_the_call_and_nothing_is_written(outbox: Outbox
     given, kind, message = WRONG[case]
     with outbox.engine.begin() as connection:
         with pytest.raises(kind, match=message):
-            outbox.app.outbox(connection).send(**{"target": "memory://ship", "payload": 1, **given})
-        outbox.app.outbox(connection).send("memory://ship", "fine")  # the transaction can go on
+            outbox.app.outbox(connection).send(**{"target": "redis://x/ship", "payload": 1, **given})
+        outbox.app.outbox(connection).send("redis://x/ship", "fine")  # the transaction can go on
     assert [decode(bytes(body)).payload for body in outbox.rows("body")] == ["fine"]
 
 
@@ -179,12 +198,12 @@ def test_a_missing_table_and_another_database_are_named(outbox: OutboxWorld, tmp
             else "but the app's is"
         )
         with pytest.raises(OutboxError, match=match):
-            outbox.app.outbox(connection).send("memory://ship", 1)
+            outbox.app.outbox(connection).send("redis://x/ship", 1)
         empty = Onceward("empty", database=f"sqlite:///{tmp_path}/other.db")
         with pytest.raises(OutboxError, match="onceward inbox migrate"):
-            empty.outbox(connection).send("memory://ship", 1)
+            empty.outbox(connection).send("redis://x/ship", 1)
         with pytest.raises(Exception, match="has no database"):
-            Onceward("none").outbox(connection).send("memory://ship", 1)
+            Onceward("none").outbox(connection).send("redis://x/ship", 1)
     other.dispose()
 
 
@@ -195,6 +214,48 @@ def test_an_id_stands_for_one_message(outbox: OutboxWorld) -> None:
     with pytest.raises(OutboxError, match="with another target, key or payload"):
         outbox.send({"a": 2}, id="slot-1")
     assert outbox.rows("message_id") == ["slot-1"]
+
+
+@pytest.mark.req("OB-12")
+def test_a_payload_whose_keys_have_another_order_is_the_same(outbox: OutboxWorld) -> None:
+    """A dict that was built in another way is equal: a list in another order is not, nor is 1 for True."""
+    outbox.send({2: [], "a": {}}, id="slot-0")
+    assert outbox.send({"a": {}, 2: []}, id="slot-0") == ["slot-0"]
+    with pytest.raises(OutboxError, match="with another target, key or payload"):
+        outbox.send({"a": [], 2: []}, id="slot-0")
+    outbox.send({"a": True, "b": {"c": [1, 2], "d": None}}, id="slot-1")
+    assert outbox.send({"b": {"d": None, "c": [1, 2]}, "a": True}, id="slot-1") == ["slot-1"]
+    for other in (
+        {"a": 1, "b": {"c": [1, 2], "d": None}},
+        {"a": True, "b": {"c": [2, 1], "d": None}},
+        {"b": {"c": [1, 2], "d": None}},
+        [["a", True], ["b", [["c", [1, 2]], ["d", None]]]],
+    ):
+        with pytest.raises(OutboxError, match="with another target, key or payload"):
+            outbox.send(other, id="slot-1")
+    with pytest.raises(OutboxError, match="with another target, key or payload"):
+        outbox.send({"b": {"d": None, "c": [1, 2]}, "a": True}, id="slot-1", key="k")
+    assert outbox.rows("message_id") == ["slot-0", "slot-1"]
+
+
+@pytest.mark.req("OB-12")
+def test_a_message_that_is_removed_while_it_is_sent_again_is_written_again() -> None:
+    """Such as by a relay that purges, or a transaction that cancels, between the two statements on PostgreSQL."""
+    made = message("redis://x/ship", 1, id="slot-1", key=None, delay=None, at=None, headers=None)
+    assert run_blocking(write(_Removing(), made)) == "slot-1"
+
+
+class _Removing(ConnectionPort):
+    """Finds the id in its way at first, and then no message."""
+
+    dialect = "postgresql"
+    database = None
+
+    def __init__(self) -> None:
+        self._answers: list[list[Any]] = [[], [], [(1, "")]]
+
+    async def execute(self, sql: str, values: dict[str, Any]) -> list[Any]:
+        return self._answers.pop(0)
 
 
 @pytest.mark.req("OB-07")
@@ -240,7 +301,10 @@ def test_an_id_is_canceled_however_it_is_spelled(outbox: OutboxWorld) -> None:
         with outbox.engine.begin() as connection:
             assert outbox.app.outbox(connection).cancel(spelled) is True
     for wrong in (None, 5, ""):
-        with outbox.engine.begin() as connection, pytest.raises(OutboxError, match="id must be a string"):
+        with (
+            outbox.engine.begin() as connection,
+            pytest.raises(OutboxError, match="nothing was canceled: id must be a string"),
+        ):
             outbox.app.outbox(connection).cancel(wrong)  # type: ignore[arg-type]
 
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 
 from onceward import Onceward
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract
+from onceward.outbox import Delayed
 from onceward.schedules import Schedule
 from onceward.schedules.schedule import MOST_AT_ONCE, Slots, cron, every
 
 START = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
+
+
+class Job(msgspec.Struct):
+    number: int
 
 
 def schedule(slots: Slots, catch_up: Any) -> Schedule:
@@ -143,6 +150,11 @@ def _nothing(app: Onceward) -> Any:
         (lambda app: app.cron(None), r"None is not a cron expression \(it is of type NoneType\)"),
         (lambda app: app.every("5m", payload={"when": object()}), "its payload cannot be encoded"),
         (lambda app: app.cron("0 3 * * *", tz="Berlin"), "there is no time zone 'Berlin'"),
+        (
+            lambda app: app.cron("0 3 * * *", tz=ZoneInfo("Europe/Berlin")),
+            "tz must be the name of a time zone, such as 'Europe/Berlin', not a ZoneInfo",
+        ),
+        (lambda app: app.cron("0 3 * * *", tz=UTC), "tz must be the name .*, not a timezone"),
         (lambda app: app.every("5m", catch_up="some"), "catch_up must be 'last', 'all' or 'none'"),
     ],
 )
@@ -192,3 +204,73 @@ def test_what_cannot_be_scheduled_is_refused() -> None:
     app.cron("* * * * *", name="one-by-cron")(one)
     with pytest.raises(ConfigurationError, match="recorded in the app's database"):
         Onceward("bare").every("5m")(one)
+
+
+@pytest.mark.req("SC-05")
+@pytest.mark.parametrize("name", [5, "", "a\0b", "\ud800", "n" * 201, ["a"]])
+def test_a_name_that_no_id_can_have_is_refused(name: Any) -> None:
+    app = Onceward("shop", database="sqlite:///shop.db")
+
+    @app.producer("memory://jobs")
+    def one() -> int:
+        return 1
+
+    with pytest.raises(ConfigurationError, match="name must be a text of 1 to 200 printable characters"):
+        app.every("5m", name=name)(one)
+    app.every("5m", name="n" * 200)(one)
+
+
+@pytest.mark.req("SC-05")
+def test_an_app_whose_name_leaves_no_room_for_ids_has_no_schedules() -> None:
+    app = Onceward("a" * 390, database="sqlite:///shop.db")
+
+    @app.producer("memory://jobs")
+    def one() -> int:
+        return 1
+
+    with pytest.raises(ConfigurationError, match="begin with the name of the app, which is too long"):
+        app.every("5m")(one)
+
+
+@pytest.mark.req("SC-05")
+def test_a_producer_takes_nothing_or_the_slot_in_whatever_way() -> None:
+    app = Onceward("shop", database="sqlite:///shop.db")
+    now = datetime.now(UTC)
+
+    def none() -> str:
+        return "none"
+
+    def by_position(slot: datetime, /) -> datetime:
+        return slot
+
+    def by_name(*, slot: datetime) -> datetime:
+        return slot
+
+    def anything(*args: Any, **more: Any) -> None: ...
+
+    def several(slot: datetime, more: Any) -> None: ...
+
+    for each, made in ((none, "none"), (by_position, now), (by_name, now)):
+        app.every("5m")(app.producer("memory://jobs")(each))
+        assert app.schedules[each.__name__].payload(now) == made
+    for refused, parameters in ((anything, r"\*args, \*\*more"), (several, "slot, more")):
+        with pytest.raises(
+            ConfigurationError, match=f"its parameters are {parameters}; .* or one for the slot"
+        ):
+            app.every("5m")(app.producer("memory://jobs")(refused))
+
+
+@pytest.mark.req("SC-05")
+def test_a_payload_that_its_consumer_cannot_take_is_refused() -> None:
+    app = Onceward("shop", database="sqlite:///shop.db")
+
+    @app.consumer("memory://jobs", contract=None)
+    def work(job: Job) -> None: ...
+
+    for given in ({}, {"payload": {"number": "one"}}):
+        with pytest.raises(ConfigurationError, match="its payload is not what work takes"):
+            app.every("5m", **given)(work)
+    with pytest.raises(ConfigurationError, match="a Delayed is what a producer returns"):
+        app.every("5m", payload=Delayed(1, delay=1))(work)
+    app.every("5m", payload={"number": 1})(work)
+    app.every("5m", payload=lambda slot: {"number": slot.minute}, name="by-code")(work)
