@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -43,3 +45,27 @@ def test_what_it_returns_or_raises_comes_back() -> None:
 def test_a_process_that_dies_is_only_reported(function: Any, how: str) -> None:
     with pytest.raises(ChildDied, match=how):
         call_in_child(function, 0.2 if "0.2" in how else 30)
+
+
+MANY_FILES = """
+import os, resource
+from onceward._process.child import call_in_child
+
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+wanted = 2048 if hard == resource.RLIM_INFINITY else min(hard, 2048)
+resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+last = 0
+try:
+    while last < 1100:
+        last = os.open(os.devnull, os.O_RDONLY)
+except OSError:  # as many as this machine allows
+    os.close(last)
+    os.close(last - 1)
+print(call_in_child(lambda: "done", 30))
+"""
+
+
+def test_it_works_in_a_process_with_thousands_of_open_files() -> None:
+    # In a process of its own, so it does not matter how many files other tests have open.
+    ran = subprocess.run([sys.executable, "-c", MANY_FILES], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done\n", "")

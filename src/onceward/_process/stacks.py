@@ -26,8 +26,8 @@ def thread_stack(ident: int) -> str:
 
 
 def coroutine_stack(awaited: Any, thread: int) -> str:
-    """The stack of a coroutine that is suspended; if it runs, of the thread of its event loop."""
-    if getattr(awaited, "cr_running", False):
+    """The stack of a coroutine that is suspended; if it runs, or is not there yet, of the thread of its event loop."""
+    if awaited is None or getattr(awaited, "cr_running", False):
         return thread_stack(thread)
     return _format([(each, each.f_lineno) for each in _inwards(awaited)])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +11,7 @@ from onceward.run.protocol import Flight
 
 if TYPE_CHECKING:
     from onceward.app.app import Consumer
+    from onceward.task.deadlines import RunningAttempt
     from onceward.transaction import Transaction
 
 LISTED: Final = 10
@@ -22,14 +23,26 @@ STACKS: Final = 5
 """Messages for which it does."""
 
 
+Seen = dict[tuple[str, str, int], float]
+"""When each attempt that runs was first seen, by transaction, step and number: to note it in the engine would cost
+every message something."""
+
+
 def flights_of(
-    consumer: Consumer, task: Any, in_flight: Sequence[tuple[Transaction, float]], now: float
+    consumer: Consumer,
+    task: Any,
+    in_flight: Sequence[tuple[Transaction, float]],
+    now: float,
+    seen: Seen | None = None,
 ) -> list[Flight]:
     """Describe what is in flight, given with the time at which each was fetched: first those whose code runs, which
-    others of their batch may be waiting for, then the oldest."""
+    others of their batch may be waiting for, then the oldest. `seen` is what the last call has left there."""
+    seen = {} if seen is None else seen
     if not in_flight or task is None:
+        seen.clear()
         return []
     attempts = {each.transaction_id: each for each in sorted(task.attempts(), key=lambda one: one.stuck)}
+    _look(seen, attempts.values(), now)
     begun = task.begun()
     running_first = sorted(in_flight, key=lambda each: each[0].id not in attempts)
     stuck = [each for each in running_first[LISTED:] if (one := attempts.get(each[0].id)) and one.stuck]
@@ -40,10 +53,21 @@ def flights_of(
         flight = Flight(id=transaction.id, since=since, step=step or None, key=key_of(consumer, transaction))
         if attempt is not None:
             flight.attempt, flight.stuck = attempt.number + 1, attempt.stuck
+            flight.attempt_since = seen.get(_key(attempt))
             if attempt.stuck or now - since >= LONG:
                 flight.stack = attempt.stack() if sum(each.stack != "" for each in found) < STACKS else ""
         found.append(flight)
     return found
+
+
+def _look(seen: Seen, attempts: Iterable[RunningAttempt], now: float) -> None:
+    running = {key: seen.get(key, now) for key in map(_key, attempts)}
+    seen.clear()
+    seen.update(running)
+
+
+def _key(attempt: RunningAttempt) -> tuple[str, str, int]:
+    return attempt.transaction_id, attempt.step, attempt.number
 
 
 def key_of(consumer: Consumer, transaction: Transaction) -> str | None:

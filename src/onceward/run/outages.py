@@ -13,14 +13,15 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from onceward._process.rounds import Rounds
 from onceward._sync import run_blocking
-from onceward.app.app import Consumer, Onceward
+from onceward.app.app import RELAY, Consumer, Onceward
 from onceward.app.build import open_task, open_task_async
 from onceward.backoff import Backoff
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.failures.board import hold_of
 from onceward.failures.middleware import LOOK, DependencyDown
-from onceward.run.flights import flights_of
+from onceward.run.flights import Seen, flights_of
 from onceward.run.progress import Progress
 from onceward.run.protocol import ConsumerStatus, WorkerState
 from onceward.run.scoreboard import COUNTS
@@ -42,6 +43,10 @@ PATIENCE = 60.0
 """Seconds that a run with `--drain` waits for a source or a database."""
 
 
+ROUND_LOOK = 0.02
+"""Seconds between two looks at whether the other consumers of a run with `--drain` are done."""
+
+
 class SourceUnreachable(Exception):
     """The source or database did not answer within `PATIENCE`."""
 
@@ -56,6 +61,7 @@ class Keeper:
         drain: bool,
         on_change: Callable[[], None] = lambda: None,
         row: MutableSequence[int] | None = None,
+        rounds: Rounds | None = None,
     ) -> None:
         self.app = app
         self.consumer = consumer
@@ -64,10 +70,14 @@ class Keeper:
         """Deliveries not settled when the last call ended."""
         self.broken = False
         """Whether it failed and cannot go on."""
+        self.has_undelivered = False
+        """Whether it is a relay that has drained its outbox, except for targets that cannot be reached."""
         self._drain = drain
+        self._rounds = rounds
         self._policy = policy_of_run(consumer.policy, streaming=not drain)
         self._on_change = on_change
         self._progress = self._count(row)
+        self._attempts_seen: Seen = {}
         self._task: Any = None
         self._problem: str | None = None
         self._tries = 0
@@ -101,6 +111,8 @@ class Keeper:
         self._task = task
         task.interruptible = True
         task.draining = self._drain
+        if self.consumer.name == RELAY:
+            task.connectors["source"].draining = self._drain
         if self._stopping:
             task.stop()  # was asked to while the task was being built
 
@@ -110,7 +122,32 @@ class Keeper:
             finally:
                 self.left = self._progress.call_ended()
 
-        await self._through_outages(consume)
+        while True:
+            before = self._progress.handled
+            await self._through_outages(consume)
+            if not await self._has_next_round(did_work=self._progress.handled > before):
+                break
+        if self._drain and not self._stopping and self.consumer.name == RELAY:
+            await self._through_outages(self._note_undelivered)
+
+    async def _has_next_round(self, *, did_work: bool) -> bool:
+        """Wait until the other consumers have found their sources empty. Return whether to look again: one of them, or
+        this one, has made work since."""
+        rounds = self._rounds
+        if rounds is None:
+            return False
+        source = self._progress.source
+        while not self._stopping and getattr(source, "is_calling", False):
+            await self._pause(ROUND_LOOK)
+        number = rounds.finish(did_work=did_work or getattr(source, "is_making", False))
+        while not self._stopping and not rounds.is_finished(number):
+            await self._pause(ROUND_LOOK)
+        return not self._stopping and not rounds.are_over
+
+    async def _note_undelivered(self) -> None:
+        for name, messages, why in self._progress.source.undelivered():
+            self.has_undelivered = True
+            _log.error("%d messages still wait for %s, which cannot be reached: %s", messages, name, why)
 
     async def _through_outages(self, call: Callable[[], Awaitable[None]]) -> None:
         """Repeat the call until it ends by itself or the keeper is stopped."""
@@ -214,7 +251,9 @@ class Keeper:
             problem=self._problem,
             waiting=None if backlog is None else backlog.waiting,
             waiting_for=None if backlog is None else backlog.age,
-            flights=flights_of(self.consumer, self._task, progress.deliveries(), time.monotonic()),
+            flights=flights_of(
+                self.consumer, self._task, progress.deliveries(), time.monotonic(), self._attempts_seen
+            ),
             broken=self.broken,
             held="; ".join(why) or None,
             paused=hold.paused,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from onceward.middleware import SourceCalls, StepInfo
 from onceward.task.attempts.observers import ObservingMiddleware, StepObserver
-from onceward.task.exceptions import Postponed
+from onceward.task.exceptions import postponement_of
 from onceward.telemetry.tallies import Attempt, AttemptTally
 from onceward.transaction import Settlement, Transaction, Verdict
 
@@ -43,7 +43,7 @@ class Progress(ObservingMiddleware, StepObserver):
         """`row` is where the counts are kept, if others read them. `tally` counts attempts that no inbox counts."""
         self.row: MutableSequence[int] = array("q", (0, 0, 0, 0)) if row is None else row
         self._tally = tally
-        self._done: deque[float] = deque()
+        self._done: list[float] = []
         """Seconds of the attempts that did it at once. They are not counted yet, nor are the others: counting them one
         by one would cost more than a quick handler."""
         self._attempts: deque[Attempt] = deque()
@@ -54,6 +54,7 @@ class Progress(ObservingMiddleware, StepObserver):
         self._fetched_at: dict[int, tuple[float, Transaction]] = {}
         """When each delivery that is not settled was fetched."""
         self._lock = threading.Lock()
+        self._draining = threading.Lock()
         self._on_answer = on_answer
         self.source: Any = None
         """The connector. One whose deliveries stand for several messages says how these ended: `outcome_of`."""
@@ -77,9 +78,6 @@ class Progress(ObservingMiddleware, StepObserver):
     def observer(self, step: StepInfo) -> StepObserver | None:
         return None if self._tally is None or step.name != "process" else self
 
-    def begins(self, transaction: Transaction) -> float:
-        return _now()
-
     def returned(self, transaction: Transaction, note: float, result: Any) -> None:
         seconds = _now() - note
         if self._failed and (retries := self._failed.get(id(transaction), 0)):
@@ -88,7 +86,7 @@ class Progress(ObservingMiddleware, StepObserver):
             self._done.append(seconds)
 
     def raised(self, transaction: Transaction, note: float, error: Exception) -> Exception:
-        postponed = isinstance(error, Postponed)
+        postponed = postponement_of(error) is not None
         self._attempts.append(("postponed" if postponed else "failed", _now() - note, None))
         if not postponed:
             self._failed[id(transaction)] = self._failed.get(id(transaction), 0) + 1
@@ -98,7 +96,11 @@ class Progress(ObservingMiddleware, StepObserver):
         """Count the attempts that have ended. From any thread."""
         if self._tally is not None:
             if self._done:
-                self._tally.count_done(_drain(self._done))
+                with self._draining:
+                    number = len(self._done)  # other threads add to them meanwhile
+                    done = self._done[:number]
+                    del self._done[:number]
+                self._tally.count_done(done)
             if self._attempts:
                 self._tally.count_all(_drain(self._attempts))
 
@@ -114,28 +116,38 @@ class Progress(ObservingMiddleware, StepObserver):
         self._on_answer()
 
     def _note_settled(self, settlements: Sequence[Settlement]) -> None:
-        outcome_of = getattr(self.source, "outcome_of", None)
-        counts = [0] * len(ORDER)
         self.count_attempts()
+        transactions = [each.transaction for each in settlements]
+        counts = self._messages(settlements)
         with self._lock:
-            forget, failed = self._fetched_at.pop, self._failed
-            for settlement in settlements:
-                transaction = settlement.transaction
-                forget(id(transaction), None)
-                if failed:
-                    failed.pop(id(transaction), None)
-                messages = None if outcome_of is None else outcome_of(transaction)
-                if messages is not None:
-                    for at, number in enumerate(messages):
-                        counts[at] += number
-                elif settlement.verdict is DONE:
-                    counts[0] += 1
-                else:
-                    counts[ORDER.index(settlement.verdict)] += 1
+            _remove(self._fetched_at, transactions)
+            if self._failed:
+                _remove(self._failed, transactions)
             for at, number in enumerate(counts):
                 self.row[at] += number
             self.row[3] = len(self._fetched_at)
         self.progress_at = time.monotonic()
+
+    def _messages(self, settlements: Sequence[Settlement]) -> Sequence[int]:
+        """How many messages were done, failed and returned."""
+        verdicts = [each.verdict for each in settlements]
+        outcome_of = getattr(self.source, "outcome_of", None)
+        if outcome_of is None:
+            return [verdicts.count(each) for each in ORDER]
+        counts = [0] * len(ORDER)
+        for settlement in settlements:
+            messages = outcome_of(settlement.transaction)
+            if messages is None:
+                counts[ORDER.index(settlement.verdict)] += 1
+                continue
+            for at, number in enumerate(messages):
+                counts[at] += number
+        return counts
+
+    @property
+    def handled(self) -> int:
+        """How many messages were done or failed."""
+        return self.row[0] + self.row[1]
 
     def call_ended(self) -> int:
         """Forget what is not settled and return how many; the row has it until the next fetch."""
@@ -158,6 +170,11 @@ class Progress(ObservingMiddleware, StepObserver):
         """The deliveries in flight, and when each was fetched; the oldest first."""
         with self._lock:
             return [(transaction, since) for since, transaction in self._fetched_at.values()]
+
+
+def _remove(noted: dict[int, Any], transactions: Sequence[Transaction]) -> None:
+    """Forget what is noted of these."""
+    deque(map(noted.pop, map(id, transactions), repeat(None)), maxlen=0)
 
 
 def _drain(ended: deque[T]) -> list[T]:

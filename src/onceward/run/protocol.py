@@ -19,6 +19,8 @@ CUT_OFF = 76
 """Some work was cut off and left in flight."""
 UNREACHABLE = 77
 """A run with `--drain` has waited long enough for a source or a database."""
+UNDELIVERED = 78
+"""A run with `--drain` is done, but messages of the outbox wait for targets that cannot be reached."""
 
 DRAIN = b"drain\n"
 HURRY = b"hurry\n"
@@ -68,6 +70,8 @@ class Flight(msgspec.Struct, kw_only=True):
     """None if it has not begun."""
     attempt: int = 0
     """From 1; 0 if none runs now."""
+    attempt_since: float | None = None
+    """Since when it runs, or a second later."""
     stuck: bool = False
     key: str | None = None
     """By which its consumer keeps order or is limited."""

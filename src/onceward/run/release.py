@@ -1,5 +1,5 @@
 """Give back at once what a dead worker held: deliveries of its sources, claims of its inbox, redriven dead letters,
-slots of limits.
+slots of limits, probes.
 
 The supervisor knows that its worker is dead, because it has waited for it; a frozen worker keeps everything. What was
 held counts as lost, as if its lease had expired, so a message that kills its workers still becomes a dead letter.
@@ -150,6 +150,7 @@ def _release_in_database(app: Onceward, owner: str) -> int:
 async def _release_rows(engine: Engine, owner: str) -> int:
     from onceward.deadletters import redrive_leases
     from onceward.errors import ConfigurationError
+    from onceward.failures.records import free_probes
     from onceward.inbox.stores import owners, store_of
     from onceward.limits.records import free_owner
     from onceward.storage.database import BlockingStoragePorts, check_tables
@@ -160,5 +161,6 @@ async def _release_rows(engine: Engine, owner: str) -> int:
     except ConfigurationError:
         return 0  # the worker died before it created the tables
     await ports.transact(free_owner, store, owner)
+    await ports.transact(free_probes, store, owner)
     claims = await ports.transact(owners.release_owner, store, owner)
     return claims + await ports.transact(redrive_leases.release_owner, store, owner)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,6 +28,9 @@ from onceward.run.samples import Samples
 from onceward.run.supervisor import RunStage, Supervisor
 from onceward.telemetry.logger import OwnLogger
 
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
 _log = OwnLogger(logging.getLogger("onceward.run"))
 
 Site = Callable[[Pages, Samples], AbstractAsyncContextManager[str]]
@@ -40,6 +44,8 @@ STALL_CHECK_EVERY = 5.0
 def check(app: Onceward, only: Sequence[str] = ()) -> None:
     """Raise ConfigurationError for problems that are visible before anything starts. `only`: the consumers to run."""
     app.check()
+    _check_database(app)
+    _check_schedules(app)
     if tuple(only) == (RELAY,):
         app.database  # noqa: B018  raises if there is none
         if app.settings.health is not None:
@@ -71,6 +77,52 @@ def check(app: Onceward, only: Sequence[str] = ()) -> None:
         parse_address(app.settings.health)
     if names_production(app.settings.env):
         _check_proven(app, only)
+
+
+def _check_database(app: Onceward) -> None:
+    """Refuse a database that no worker can use, however long it waits."""
+    if app.settings.database is None:
+        return
+    from onceward.app.build import database_url
+
+    url = database_url(app.settings.database, asynchronous=False)
+    name = url.database or ""
+    if url.get_backend_name() != "sqlite":
+        _check_options(app, url)
+    elif name in ("", ":memory:") or (name.startswith("file:") and "memory" in str(url)):
+        raise ConfigurationError(
+            f"the database of {app.name} is in memory, so it would end with each process; name a file, as in "
+            "sqlite:///shop.db"
+        )
+    elif Path(name).is_dir():
+        raise ConfigurationError(
+            f"the database of {app.name} is a directory: {Path(name).absolute()}; name a file in it"
+        )
+
+
+def _check_options(app: Onceward, url: URL) -> None:
+    try:
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import make_conninfo
+    except ModuleNotFoundError:
+        raise ConfigurationError("PostgreSQL needs psycopg: pip install 'onceward[postgres]'") from None
+
+    for name in url.query:
+        try:
+            make_conninfo(**{name: "1"})
+        except ProgrammingError:
+            raise ConfigurationError(
+                f"the URL of the database of {app.name} has an option that PostgreSQL does not have: {name!r}"
+            ) from None
+
+
+def _check_schedules(app: Onceward) -> None:
+    targets = app.outbox.targets
+    for each in app.schedules.values():
+        try:
+            targets.check(targets.address_of(targets.name_of(each.target)))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"the schedule {each.name!r} ({each.text}): {error}") from None
 
 
 def _check_proven(app: Onceward, only: Sequence[str]) -> None:

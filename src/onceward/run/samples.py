@@ -59,18 +59,25 @@ class Samples:
         self._app = app
         self._every = every
         self._stopped = threading.Event()
+        self._one_at_a_time = threading.Lock()
+        """For the database: an answer must not be replaced by one to an earlier question."""
 
     def start(self) -> None:
         for name, consumer in self.consumers.items():
             if not consumer.source.in_process:
-                self._repeat(consumer.source.backlog, partial(self._keep_source, name))
-        database = self._app.settings.database
-        if database is not None:
-            self._repeat(lambda: database_backlog(database), self._keep_database)
+                self._repeat(partial(self._look_at_source, name))
+        if self._app.settings.database is not None:
+            self._repeat(self._look_at_database)
 
     def stop(self) -> None:
         """Take no more samples. One that is being taken ends by itself, in a daemon thread."""
         self._stopped.set()
+
+    def refresh_database(self, patience: float) -> None:
+        """Ask the database again, because something was changed; wait for its answer for so many seconds at most."""
+        asking = threading.Thread(target=self._look_at_database, name="onceward-samples", daemon=True)
+        asking.start()
+        asking.join(patience)
 
     def dead(self, consumer: str) -> dict[str, int]:
         """Its open dead letters by category; empty if there are none, or they are unknown."""
@@ -91,22 +98,28 @@ class Samples:
     def _id(self, name: str) -> str:
         return consumer_id(self.consumers[name]) if name in self.consumers else name
 
-    def _keep_source(self, name: str, reading: Reading[SourceBacklog]) -> None:
+    def _look_at_source(self, name: str) -> None:
+        reading = _read(self.consumers[name].source.backlog)
         self.sources[name] = reading._replace(**self._before(self.sources[name], reading))
 
-    def _keep_database(self, reading: Reading[DatabaseBacklog]) -> None:
-        self.database = reading._replace(**self._before(self.database, reading))
+    def _look_at_database(self) -> None:
+        database = self._app.settings.database
+        if database is None:
+            return
+        with self._one_at_a_time:
+            reading = _read(lambda: database_backlog(database))
+            self.database = reading._replace(**self._before(self.database, reading))
 
     @staticmethod
     def _before(known: Reading[Any], reading: Reading[Any]) -> dict[str, Any]:
         """An unanswered question leaves the last answer, which grows old."""
         return {"value": known.value, "at": known.at} if reading.at is None else {}
 
-    def _repeat(self, ask: Callable[[], Any], keep: Callable[[Reading[Any]], None]) -> None:
+    def _repeat(self, look: Callable[[], None]) -> None:
         def work() -> None:
             while not self._stopped.is_set():
                 began = time.monotonic()
-                keep(_read(ask))
+                look()
                 took = time.monotonic() - began
                 self._stopped.wait(max(self._every, took * SHARE))
 

@@ -14,7 +14,7 @@ from onceward.run import tally
 COUNTS = 4
 FIELDS = COUNTS + tally.SIZE
 MOST_CONSUMERS = 1024
-SIZE = MOST_CONSUMERS * FIELDS * 8
+SIZE = (MOST_CONSUMERS * FIELDS + 1) * 8
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -48,6 +48,15 @@ class Scoreboard:
 
     def __init__(self, descriptor: int) -> None:
         self._numbers = memoryview(mmap.mmap(descriptor, SIZE)).cast("q")
+
+    @property
+    def is_ended_by_operator(self) -> bool:
+        """Whether somebody ends the process from outside its run."""
+        return bool(self._numbers[-1])
+
+    def note_operator(self) -> None:
+        """For who ends it, before: however it ends then, its code is not to blame."""
+        self._numbers[-1] = 1
 
     def row(self, number: int) -> memoryview:
         """For the worker to write."""

@@ -14,12 +14,14 @@ import secrets
 import signal
 import socket
 import time
-from enum import IntEnum
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from enum import Enum, IntEnum
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from onceward.backoff import Backoff
+from onceward.run.leftovers import ASKED, end_leftovers
 from onceward.run.protocol import (
     CUT_OFF,
     DRAIN,
@@ -28,6 +30,7 @@ from onceward.run.protocol import (
     HURRY,
     MISUSED,
     RECYCLED,
+    UNDELIVERED,
     UNREACHABLE,
     Assignment,
 )
@@ -50,6 +53,12 @@ STUCK_KEPT = 5
 """Stuck attempts of ended processes that each place remembers."""
 RELOAD_PATIENCE = 3.0
 """Seconds for work in flight to finish when the code has changed."""
+END_PATIENCE = 5.0
+"""Seconds for the other work in flight to finish when an operator ends a process."""
+NOTED_WITHIN = 10.0
+"""Seconds that the successor of an ended process waits for what has to be noted first."""
+LAST_NOTE = 1.0
+"""The same while the run stops."""
 
 
 class RunStage(IntEnum):
@@ -57,6 +66,27 @@ class RunStage(IntEnum):
     DRAINING = 1
     HURRYING = 2
     KILLING = 3
+
+
+class EndAnswer(Enum):
+    """What became of the wish to end a process."""
+
+    BEGUN = "begun"
+    UNDER_WAY = "under way"
+    """It ends already, for another operator or new code."""
+    GONE = "gone"
+    """It has ended, and another one may have its place: nothing was done."""
+    STOPPING = "stopping"
+    """The whole run stops, and ends all its processes in time."""
+
+
+class ProcessEnd(NamedTuple):
+    """An operator ends a process."""
+
+    operator: str
+    reason: str
+    at: float
+    """Since 1970."""
 
 
 class Changes(Protocol):
@@ -90,7 +120,11 @@ class WorkerSlot:
         self.problem: str | None = None
         """How the last one failed, if it did."""
         self.replacing = False
-        """Whether it was asked to make room for new code."""
+        """Whether it was asked to make room for another one: for new code, or because an operator ends it."""
+        self.ending: ProcessEnd | None = None
+        """Who ends its process."""
+        self.noting: asyncio.Future[None] | None = None
+        """What has to be noted before its next process starts."""
         self.past: dict[str, Score] = {}
         """What its earlier processes have done, by consumer."""
         self.were_stuck: list[StuckAttempt] = []
@@ -127,6 +161,7 @@ class Supervisor:
         """Of all processes that have ended."""
         self._waking = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._ends: set[asyncio.Future[None]] = set()
 
     async def run(self) -> int:
         """Run until all workers have ended. Returns the exit code of the command."""
@@ -227,13 +262,23 @@ class Supervisor:
             place.process = None
             place.note_end(process)
             self.totals.add(process.scores())
-            if code != ENDED and self._release is not None:
-                await self._release(f"worker {place.number}", owner, self._stopping)
+            if code not in (ENDED, UNDELIVERED):
+                await self._end_leftovers(place, process)
+                if self._release is not None:
+                    await self._release(f"worker {place.number}", owner, self._stopping)
+            await self._conclude_ending(place)
             if not await self._should_restart(place, process, code):
                 break
             place.restarts += 1
         if place.separate:
             self.places.remove(place)
+
+    async def _end_leftovers(self, place: WorkerSlot, process: WorkerProcess) -> None:
+        patience = ASKED if self.stage is RunStage.RUNNING else 0.0
+        if await end_leftovers(process.pid, patience):
+            _log.warning(
+                "worker %d left processes that its handlers had started; they were ended", place.number
+            )
 
     async def _should_restart(self, place: WorkerSlot, process: WorkerProcess, code: int) -> bool:
         """Whether to start a successor; returns when it is time to start it."""
@@ -243,10 +288,17 @@ class Supervisor:
             return False
         if replacing:
             return True
+        if process.is_ended_by_operator:
+            _log.warning("worker %d was ended with `onceward end-worker`; restarting", place.number)
+            return True
         if code == MISUSED:
             return await self._handle_refusal(place, process)
         if code == UNREACHABLE:
             self._fail(FAILED)
+            return False
+        if code == UNDELIVERED:
+            self._code = self._code or FAILED  # the others finish what they can
+            _log.info("worker %d: nothing else is left, exiting", place.number)
             return False
         if code == ENDED and self._assignment.drain:
             _log.info("worker %d: source is empty, exiting", place.number)
@@ -259,7 +311,7 @@ class Supervisor:
         return await self._after_a_crash(place, process)
 
     def _log_exit(self, place: WorkerSlot, process: WorkerProcess, code: int) -> None:
-        if code in (ENDED, RECYCLED) or (code == -signal.SIGTERM and process.status is None):
+        if code in (ENDED, RECYCLED, UNDELIVERED) or (code == -signal.SIGTERM and process.status is None):
             _log.info("worker %d exited", place.number)  # the SIGTERM: before it could begin
             return
         if code == UNREACHABLE or code == MISUSED == self._code:
@@ -345,13 +397,53 @@ class Supervisor:
                 *(self._replace(place, place.process) for place in self.places if place.process is not None)
             )
 
-    async def _replace(self, place: WorkerSlot, process: WorkerProcess) -> None:
+    async def _replace(
+        self, place: WorkerSlot, process: WorkerProcess, patience: float = RELOAD_PATIENCE
+    ) -> None:
         place.replacing = True
         for what in (DRAIN, HURRY):
             process.ask(what)
-            if await process.ends_within(RELOAD_PATIENCE):
+            if await process.ends_within(patience):
                 return
         process.kill()
+
+    # ── what an operator ends ───────────────────────────────────────────────────────────────────────────
+
+    def end_worker(
+        self, number: int, process: str, ending: ProcessEnd, noting: Callable[[], Coroutine[None, None, None]]
+    ) -> EndAnswer:
+        """End one process, by the number of its worker and its own name, and start another in its place.
+
+        A name is never used again, so no other process can be meant. It gets nothing new, and a few seconds for what is
+        in flight; then that is cut off; then it is killed. `noting` runs meanwhile, and the successor waits for it: an
+        audit, or a pause, that a handler of this process keeps from being written.
+        """
+        place = next((each for each in self.places if each.number == number), None)
+        found = None if place is None else place.process
+        if place is None or found is None or found.name != process or found.has_ended:
+            return EndAnswer.GONE
+        if self.stage is not RunStage.RUNNING:
+            return EndAnswer.STOPPING
+        if place.replacing:
+            return EndAnswer.UNDER_WAY
+        _log.warning(
+            "worker %d (pid %d) is ended by %s: %s", number, found.pid, ending.operator, ending.reason
+        )
+        place.replacing, place.ending = True, ending
+        place.noting = asyncio.ensure_future(noting())
+        doing = asyncio.ensure_future(self._replace(place, found, END_PATIENCE))
+        self._ends.add(doing)
+        doing.add_done_callback(self._ends.discard)
+        return EndAnswer.BEGUN
+
+    async def _conclude_ending(self, place: WorkerSlot) -> None:
+        noting, place.noting, place.ending = place.noting, None, None
+        if noting is None:
+            return
+        patience = NOTED_WITHIN if self.stage is RunStage.RUNNING else LAST_NOTE
+        await asyncio.wait([noting], timeout=patience)
+        if not noting.done() or noting.exception() is not None:
+            _log.error("worker %d was ended, and that could not be noted in time", place.number)
 
 
 async def _within(seconds: float | None, event: asyncio.Event) -> None:

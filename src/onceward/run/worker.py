@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import msgspec
 
 from onceward._process.event_loop import run_in_loop
+from onceward._process.rounds import Rounds
 from onceward._process.stop import LAST_WAIT
-from onceward.app.app import Onceward
+from onceward.app.app import RELAY, Onceward
 from onceward.app.lifespan import ServiceError, shared_services, shared_services_async
 from onceward.app.lookup import load_app
 from onceward.app.relay import all_consumers
@@ -41,6 +42,7 @@ from onceward.run.protocol import (
     HURRY,
     MISUSED,
     RECYCLED,
+    UNDELIVERED,
     UNREACHABLE,
     Assignment,
     WorkerStatus,
@@ -50,7 +52,9 @@ from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.logs import start_logging
 
 if TYPE_CHECKING:
-    from onceward.db.calls import AnswerWatch
+    from sqlalchemy import URL
+
+    from onceward.db.calls import AnswerWatch, DatabaseServer
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
 
@@ -59,6 +63,8 @@ LOOK_WHILE_STOPPING = 0.1
 REPORT_EVERY = 1.0
 LANDING = 2.0
 """Seconds for work that is cut off to end."""
+LAST_ANSWER = 2.0
+"""Seconds that a worker that stops waits for the answer of a database, if nothing is in flight."""
 PARTING = 2.0
 """Seconds for the interpreter to shut down: a stuck thread could hold it up forever."""
 TELEMETRY = ("OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_", "ONCEWARD_TRACE_FILE")
@@ -87,7 +93,7 @@ class Worker:
         self._loop: threading.Thread | None = None
         self._telemetry: Any = None
         self._app: Onceward | None = None
-        self._database: AnswerWatch | None = None
+        self._databases: dict[DatabaseServer, AnswerWatch] = {}
         self._refused: str | None = None
         self._code = ENDED
         self._stopping = False
@@ -130,7 +136,9 @@ class Worker:
                 self._stop()
             self._report()
         self._close_services(app)
-        return self._code or (CUT_OFF if self._unsettled() else ENDED)
+        if self._code or self._unsettled():
+            return self._code or CUT_OFF
+        return UNDELIVERED if any(keeper.has_undelivered for keeper in self._keepers) else ENDED
 
     def close(self) -> None:
         if self._telemetry is not None:
@@ -146,11 +154,14 @@ class Worker:
 
     def _start(self, app: Onceward) -> None:
         only, drain = self._assignment.only, self._assignment.drain
-        for consumer in all_consumers(app, only):
+        consumers = all_consumers(app, only)
+        # What the relay publishes is work for the others, and what they send is work for the relay.
+        rounds = Rounds(len(consumers)) if drain and RELAY in [each.name for each in consumers] else None
+        for consumer in consumers:
             row = self._scoreboard.row(len(self._keepers))
-            keeper = keeper_of(app, consumer, drain, lambda: self.events.put(CHANGED), row)
+            keeper = keeper_of(app, consumer, drain, lambda: self.events.put(CHANGED), row, rounds)
             self._keepers.append(keeper)
-        self._database = watch_database(app)
+        self._databases = watch_database(app)
         self._report()  # before the first fetch: it says what the rows of the scoreboard are
         self._services.enter_context(shared_services(app, [keeper.consumer for keeper in self._keepers]))
         in_loop = [keeper for keeper in self._keepers if isinstance(keeper, AsyncKeeper)]
@@ -256,20 +267,38 @@ class Worker:
     def _leave_a_silent_database(self) -> None:
         """Do not wait for a database that does not answer, if nothing is in flight.
 
-        A consumer that has begun may be about to take a message, unless it is still connecting.
+        A consumer that has begun may just be taking messages. So its supervisor gives back what it holds.
         """
         has_begun = any(keeper.has_begun for keeper in self._running)
         if any(keeper.in_flight for keeper in self._running):
             return
-        if not has_begun and self._database is not None and self._database.problem is not None:
+        if not has_begun and self._problem() is not None:
             self._leave_at = min(self._leave_at, time.monotonic() + LAST_WAIT)
         if "onceward.db.calls" not in sys.modules:  # no database was asked anything
             return
         from onceward.db.calls import CALLS
 
-        silence = CALLS.connecting()
-        if silence is not None and silence >= LAST_WAIT:
+        if (CALLS.connecting() or 0.0) >= LAST_WAIT:
             self._leave_at = time.monotonic()
+        elif (CALLS.oldest() or 0.0) >= LAST_ANSWER:
+            self._leave_at = time.monotonic()
+            self._code = self._code or RECYCLED
+
+    def _problem(self) -> str | None:
+        """Why a database is not ready, if one is not."""
+        return next((each.problem for each in self._databases.values() if each.problem is not None), None)
+
+    def _watch_others(self) -> None:
+        """Watch the servers of queues like the app's."""
+        if self._app is None or "onceward.db.calls" not in sys.modules:
+            return
+        from onceward.db.calls import CALLS
+
+        patience = self._app.settings.database_answers_within
+        for server, url in CALLS.servers.items():
+            if server not in self._databases:
+                what = f"the PostgreSQL at {server.place} that has a queue"
+                self._databases[server] = _watch(what, url, patience)
 
     def _unsettled(self) -> int:
         """How many deliveries are not settled."""
@@ -279,35 +308,41 @@ class Worker:
 
     def _report(self, code: int | None = None) -> None:
         consumers = [keeper.status() for keeper in self._keepers]
-        if self._database is not None:
-            self._database.look()
-        problem = None if self._database is None else self._database.problem
+        self._watch_others()
+        for each in self._databases.values():
+            each.look()
         pools = [] if self._app is None else self._app.engines.pools()
         status = WorkerStatus(
-            consumers=consumers, refused=self._refused, database=problem, pools=pools, exit_code=code
+            consumers=consumers, refused=self._refused, database=self._problem(), pools=pools, exit_code=code
         )
         with suppress(BrokenPipeError):  # `GONE` handles it
             os.write(self._reports, msgspec.json.encode(status) + b"\n")
 
 
-def watch_database(app: Onceward) -> AnswerWatch | None:
-    """Return what notices that the app's PostgreSQL is frozen or out of reach; None if it has no server."""
+def watch_database(app: Onceward) -> dict[DatabaseServer, AnswerWatch]:
+    """Return what notices that the app's PostgreSQL is frozen or out of reach; nothing if it has no server."""
     from onceward.app.build import database_url
 
-    database, patience = app.settings.database, app.settings.database_answers_within
+    database = app.settings.database
     if database is None or database_url(database, asynchronous=False).get_backend_name() == "sqlite":
-        return None
+        return {}
+    from onceward.db.calls import server_of
+
+    url = database_url(database, asynchronous=False)
+    return {server_of(url): _watch("the database", url, app.settings.database_answers_within)}
+
+
+def _watch(what: str, url: URL, patience: float) -> AnswerWatch:
     from onceward.db.calls import AnswerWatch
 
-    url = database_url(database, asynchronous=False).set(drivername="postgresql")
+    conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     def ask() -> None:
         import psycopg
 
-        conninfo = url.render_as_string(hide_password=False)
         psycopg.connect(conninfo, connect_timeout=max(ceil(patience), 2), application_name="onceward").close()
 
-    return AnswerWatch(ask, patience)
+    return AnswerWatch(ask, patience, what=what)
 
 
 def _daemon(target: Any, *args: Any) -> threading.Thread:

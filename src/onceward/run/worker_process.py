@@ -35,8 +35,12 @@ class StuckAttempt(NamedTuple):
 class WorkerProcess:
     """Its own interpreter in its own process group: Ctrl-C reaches only the supervisor, which decides."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: int, scoreboard: Scoreboard) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, control: int, scoreboard: Scoreboard, name: str = ""
+    ) -> None:
         self.pid = process.pid
+        self.name = name
+        """Of this process alone: a pid is used again."""
         self.started_at = time.monotonic()
         self.heard_at = self.started_at
         self.status: WorkerStatus | None = None
@@ -68,7 +72,7 @@ class WorkerProcess:
                 process_group=0,
             )
             kept.pop_all()
-        worker = cls(process, control, shared)
+        worker = cls(process, control, shared, name_of(assignment))
         worker._reading = asyncio.ensure_future(worker._read(reports))
         return worker
 
@@ -114,6 +118,15 @@ class WorkerProcess:
             with suppress(BrokenPipeError):
                 os.write(self._control, what)
 
+    @property
+    def is_ended_by_operator(self) -> bool:
+        """Whether it ends, or has ended, because of `onceward end-worker`."""
+        return self._scoreboard.is_ended_by_operator
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             self._process.kill()
@@ -135,6 +148,11 @@ class WorkerProcess:
         self.ending = _ending(code)
         announced = self.status.exit_code if self.status is not None else None
         return code if code < 0 or code == announced else FAILED
+
+
+def name_of(assignment: Assignment) -> str:
+    """The name of the process that has it: the end of its owner's, which is made by chance for each process."""
+    return (assignment.owner or "").rpartition("-")[2]
 
 
 def _pipe(handed_over: ExitStack, kept: ExitStack, *, reading: bool = True) -> tuple[int, int]:

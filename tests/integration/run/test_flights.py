@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onceward.run.flights import flights_of
+from onceward.run.flights import Seen, flights_of
 from onceward.task.settings import EngineSettings
 from onceward.task.work import Life
 from onceward.transaction import Transaction
@@ -99,6 +99,28 @@ def test_what_runs_is_listed_before_what_waits_for_it() -> None:
     found = flights_of(SimpleNamespace(order=None, limit_keys=None), task, batch, now=60.0)  # type: ignore[arg-type]
     assert [each.id for each in found] == ["t99", *(f"t{number}" for number in range(9))]
     assert (found[0].attempt, found[0].stack) == (1, "charge()")
+
+
+def test_the_age_of_an_attempt_is_not_that_of_its_message() -> None:
+    """A message may have waited in its batch for long before its code began."""
+    batch = [(Transaction("t0"), 0.0)]
+    consumer: Any = SimpleNamespace(order=None, limit_keys=None)
+    seen: Seen = {}
+
+    def look(now: float, *numbers: int) -> float | None:
+        running = [
+            SimpleNamespace(transaction_id="t0", step="process", number=each, stuck=False, stack=lambda: "")
+            for each in numbers
+        ]
+        task = SimpleNamespace(attempts=lambda: running, begun=lambda: {"t0": "process"})
+        return flights_of(consumer, task, batch, now, seen)[0].attempt_since
+
+    assert look(60.0, 0) == 60.0
+    assert look(61.0, 0) == 60.0
+    assert look(62.0) is None, "between two attempts"
+    assert look(63.0, 1) == 63.0
+    assert flights_of(consumer, None, batch, 64.0, seen) == []
+    assert seen == {}, "nothing is kept of what is over"
 
 
 def workers(run: Run) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, inspect, text
 
 from onceward import Onceward
 from onceward.db.calls import AnswerWatch, DatabaseCalls
@@ -37,6 +37,44 @@ def test_a_run_is_not_ready_while_its_database_is_frozen(tmp_path: Path, mode: s
         until(run.is_ready)
         assert len(run.workers()) == 1
         run.kill()
+        server.control("stop", "-m", "immediate")
+
+
+QUEUE_ONLY = """
+import os
+from onceward import Onceward
+
+app = Onceward("shop", database=os.environ.get("DATABASE"))
+
+
+@app.consumer(os.environ["SOURCE"], contract=None)
+{} note(order: dict) -> None: ...
+"""
+
+
+@pytest.mark.req("RN-14", "RN-15")
+@pytest.mark.parametrize("kind", ["def", pytest.param("async def", marks=pytest.mark.long)])
+def test_a_run_is_not_ready_while_its_queue_is_frozen_and_ends_without_its_answer(
+    tmp_path: Path, kind: str
+) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "shop.py").write_text(QUEUE_ONLY.format(kind))
+    with own_postgres() as server:
+        source = f"{server.plain_url}&queue=orders"
+        with site.run("--health", "127.0.0.1:0", ONCEWARD_GRACE="120", SOURCE=source) as run:
+            with create_engine(server.url).connect() as connection:
+                until(lambda: "onceward_queue_messages" in inspect(connection).get_table_names())
+            until(run.is_ready)
+            server.signal_all(signal.SIGSTOP)
+            try:
+                until(lambda: not run.is_ready())
+                status, problems = run.get("/readyz")
+                assert status == 503
+                assert "that has a queue does not answer: " in problems
+                run.signal(signal.SIGTERM)
+                assert run.process.wait(30) == 0, "nothing was in flight"
+            finally:
+                server.signal_all(signal.SIGCONT)
         server.control("stop", "-m", "immediate")
 
 
@@ -68,8 +106,7 @@ def long_call(url: str, calls: DatabaseCalls) -> Iterator[None]:
 def test_a_statement_that_takes_long_is_no_reason_to_be_unready(postgres_url: str) -> None:
     calls, asked = DatabaseCalls(), 0
     app = Onceward("shop", database=postgres_url, database_answers_within=0.1)
-    real = watch_database(app)
-    assert real is not None
+    [real] = watch_database(app).values()
 
     def ask() -> None:
         nonlocal asked

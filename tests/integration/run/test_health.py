@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from onceward.connectors.redis_streams import RedisStreamsConnector
 from onceward.console import Role, UsersFile
-from onceward.run.health.server import AT_ONCE
+from onceward.run.health.server import CONNECTIONS
 from onceward.testing.servers import redis_server
 from onceward.transaction import Transaction
 from tests.support.run.world import Run, Site
@@ -122,17 +122,27 @@ def test_the_port_answers_get_for_four_pages_and_nothing_else(tmp_path: Path) ->
         assert run.get("/livez?verbose=1")[0] == 200
 
 
-@pytest.mark.req("UI-27")
-def test_a_head_that_is_too_large_gets_431_and_too_many_connections_get_503(tmp_path: Path) -> None:
+@pytest.mark.req("UI-27", "UI-31")
+def test_a_head_that_is_too_large_gets_431_and_idle_connections_do_not_keep_probes_out(
+    tmp_path: Path,
+) -> None:
     with Site(tmp_path).run(*PORT) as run:
         with socket.create_connection(_where(run), timeout=10) as client:
             client.sendall(b"GET /livez HTTP/1.1\r\nX: " + b"x" * 70_000)
             assert client.recv(100).startswith(b"HTTP/1.1 431 ")
-        with ExitStack() as idle:
-            for _ in range(AT_ONCE):
-                idle.enter_context(socket.create_connection(_where(run), timeout=10))
+        for number in range(3):  # one of them arrives in one read, whole
             with socket.create_connection(_where(run), timeout=10) as client:
-                assert client.recv(100).startswith(b"HTTP/1.1 503 ")
+                client.sendall(
+                    b"GET /livez HTTP/1.1\r\nHost: h\r\nX: %s\r\n\r\n" % (b"x" * (66_000 + number))
+                )
+                assert client.recv(100).startswith(b"HTTP/1.1 431 ")
+        with ExitStack() as idle:
+            first = idle.enter_context(socket.create_connection(_where(run), timeout=10))
+            for _ in range(CONNECTIONS):
+                idle.enter_context(socket.create_connection(_where(run), timeout=10))
+            assert run.get("/livez")[0] == 200
+            with suppress(ConnectionResetError):
+                assert first.recv(100) == b"", "the oldest was closed for a new one"
         until(lambda: run.get("/livez")[0] == 200)
 
 

@@ -67,6 +67,7 @@ def commands(number: int) -> list[list[str]]:
     ]
 
 
+@pytest.mark.usual("console")
 @pytest.mark.req("ST-06")
 @pytest.mark.parametrize("log_format", ["console", "json"])
 def test_a_hostile_message_controls_no_terminal_and_forges_no_line(tmp_path: Path, log_format: str) -> None:

@@ -121,7 +121,7 @@ def test_a_worker_that_stops_waits_for_no_consumer_that_a_silent_database_kept_f
     problem: str | None, begun: bool, leaves: bool
 ) -> None:
     worker: Any = Worker(None, 0, None)  # type: ignore[arg-type]
-    worker._database = SimpleNamespace(problem=problem)
+    worker._databases = {"the server": SimpleNamespace(problem=problem)}
     worker._running = {FakeKeeper(begun), FakeKeeper(False)}
     worker._leave_a_silent_database()
     assert (worker._leave_at < inf) is leaves
@@ -161,6 +161,7 @@ else:
 """
 
 
+@pytest.mark.usual("inbox")
 @pytest.mark.req("RN-15")
 @pytest.mark.parametrize("mode", ["threads", "asyncio"])
 @pytest.mark.parametrize("kind", ["queue", "inbox"])

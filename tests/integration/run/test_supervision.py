@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -200,6 +200,7 @@ def test_a_worker_with_a_stuck_thread_ends_its_other_work_and_is_replaced(site: 
 # ── what cannot run ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual("async def")
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_in_production_a_consumer_without_proof_ends_the_run_with_2_and_is_reported_once(
     site: Site, kind: str
@@ -246,3 +247,19 @@ def test_a_worker_that_cannot_be_started_is_tried_again(site: Site) -> None:
         until(lambda: site.done == ["1"])
         run.signal(signal.SIGTERM)
         assert run.ended() == 0
+
+
+def test_connections_that_take_all_files_leave_some_for_workers(site: Site) -> None:
+    with ExitStack() as connections, site.run("--health", "127.0.0.1:0") as run:
+        until(run.is_ready)
+        _, hard = resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, (48, hard))
+        port = int(run.url.rpartition(":")[2])
+        for _ in range(100):
+            connections.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        assert run.get("/livez")[0] == 200
+        run.signal_worker(signal.SIGKILL)
+        site.send({"id": 1})
+        until(lambda: site.done == ["1"])
+        until(run.is_ready)
+        assert len(run.log) < 20_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ class Pages:
     """Answers each request from what the workers last reported."""
 
     def __init__(self, supervisor: Supervisor, stalled_after: float, samples: Samples | None = None) -> None:
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._stalled_after = stalled_after
         workers = Workers(
             supervisor, lambda place: not self.stalls(place), lambda place: not self._unready(place)
@@ -37,13 +38,13 @@ class Pages:
 
     def livez(self) -> HealthPage:
         """503 if a worker with work in flight or a fetch open makes no progress. Idle is alive, and so is an outage."""
-        return verdict([problem for place in self._supervisor.places for problem in self.stalls(place)])
+        return verdict([problem for place in self.supervisor.places for problem in self.stalls(place)])
 
     def readyz(self) -> HealthPage:
         """200 if every consumer of every worker has had an answer from its source and is not stopping, and the database
         answers. A consumer that is paused, or waits for what it needs, is ready but degraded: another process could not
         do better, so nothing may be restarted for it or taken out of service."""
-        places = self._supervisor.places
+        places = self.supervisor.places
         degraded = [
             f"worker {place.number}: {consumer.name} is {consumer.held}"
             for place in places
@@ -53,13 +54,17 @@ class Pages:
         return verdict([problem for place in places for problem in self._unready(place)], degraded=degraded)
 
     def progress(self) -> HealthPage:
-        """Without code, and what comes from payloads: it may be open to all who can probe."""
-        return HealthPage(200, JSON, json.dumps(_without_code(self.state())))
+        """Without code, what comes from payloads, and names of people: it may be open to all who can probe."""
+        return HealthPage(200, JSON, json.dumps(_for_everybody(self.state())))
 
     def state(self) -> dict[str, Any]:
-        """What `/progress` says, and where the code of long work is."""
-        workers = [self._worker(place) for place in self._supervisor.places]
-        return {"stage": self._supervisor.stage.name.lower(), "workers": workers}
+        """What `/progress` says, where the code of long work is, and who ends a process."""
+        workers = [self._worker(place) for place in self.supervisor.places]
+        return {
+            "host": socket.gethostname(),
+            "stage": self.supervisor.stage.name.lower(),
+            "workers": workers,
+        }
 
     def metrics(self) -> HealthPage:
         return HealthPage(200, TYPE, self._series.page())
@@ -105,6 +110,9 @@ class Pages:
         return {
             "worker": place.number,
             "pid": None if process is None else process.pid,
+            "process": None if process is None else process.name,
+            "ending": None if place.ending is None else place.ending._asdict(),
+            "starting": process is not None and process.status is None,
             "running_seconds": None if process is None else round(now - process.started_at, 3),
             "restarts": place.restarts,
             "last_end": place.problem,
@@ -151,8 +159,9 @@ def _describe(consumer: ConsumerStatus, now: float) -> dict[str, Any]:
     }
 
 
-def _without_code(state: dict[str, Any]) -> dict[str, Any]:
+def _for_everybody(state: dict[str, Any]) -> dict[str, Any]:
     for worker in state["workers"]:
+        del worker["ending"]
         for flight in (
             *worker["were_stuck"],
             *(each for one in worker["consumers"] for each in one["flights"]),
@@ -167,6 +176,7 @@ def _flight(flight: Flight, now: float) -> dict[str, Any]:
         "seconds": _age(flight.since, now),
         "step": flight.step,
         "attempt": flight.attempt,
+        "attempt_seconds": _age(flight.attempt_since, now),
         "stuck": flight.stuck,
         "key": flight.key,
         "stack": flight.stack,
