@@ -155,7 +155,7 @@ def test_failing_poisoned_and_stuck_messages_get_home_through_the_browser_alone(
             page.click("text=Check now")
             page.wait_for_selector("section:has-text('Balance') .verdict.holds")
         page.goto(f"{url}/letters")
-        assert "Nothing waits for you." in page.inner_text("main")
+        assert "There is nothing to do." in page.inner_text("main")
         page.goto(f"{url}/audit")
         assert "it answers again" in page.inner_text("main")
 

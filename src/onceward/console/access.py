@@ -26,7 +26,7 @@ class Role(IntEnum):
     VIEWER = 1
     """Sees everything, payloads redacted."""
     OPERATOR = 2
-    """Dry runs, redrives, edits, holds and releases, pauses and resumes, too."""
+    """Dry runs, redrives, edits, holds and releases, pauses and resumes, ends worker processes, too."""
     ADMIN = 3
     """Discards, and sees payloads as they are, too."""
 

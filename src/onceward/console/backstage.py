@@ -10,7 +10,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.request import urlopen
 
@@ -23,12 +24,14 @@ from onceward.console.redaction import Redaction
 from onceward.deadletters import DeadLetters
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.inspection.balance import Balance
-from onceward.inspection.counts import Account, balance_of
+from onceward.inspection.counts import account_of, balance_of
 from onceward.inspection.guarantee_facts import facts_of
 from onceward.inspection.guarantees import GuaranteeVerdict, judge
 from onceward.inspection.holds import Holds, read_holds
 from onceward.outbox.queries import OutboxQueries
 from onceward.run.samples import Samples
+from onceward.run.supervisor import EndAnswer, ProcessEnd
+from onceward.storage.database import MissingTablesError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -41,15 +44,38 @@ START_PATIENCE = 15.0
 """Seconds that the first of them waits for a worker."""
 SHARE = 50
 """What the console asks is followed by a pause of so many times what it took, at least."""
+FRESH = 30.0
+"""Seconds for which a balance is good enough for viewers."""
+SOON = 3.0
+"""Seconds that a page waits for a balance."""
+
+COUNT_PATIENCE = 1.0
+"""Seconds that an action waits for the new number of dead letters."""
 
 RunState = Mapping[str, Any]
 """What `/progress` of a run says."""
+EndWorker = Callable[[int, str, ProcessEnd, Callable[[], Coroutine[None, None, None]]], EndAnswer]
+"""`Supervisor.end_worker`."""
+
+
+class CheckAnswer(StrEnum):
+    """What became of the wish to check a consumer."""
+
+    DONE = "check_done"
+    FRESH = "check_fresh"
+    """The last one is recent enough."""
+    BUSY = "check_busy"
+    """Another one runs."""
+    LONG = "check_long"
+    """It takes longer than a page waits."""
 
 
 class ConsumerCheck(NamedTuple):
     """What `explain` and `balance` last said about a consumer."""
 
     at: float
+    seconds: float = 0.0
+    """How long it took."""
     guarantee: GuaranteeVerdict | None = None
     balance: Balance | None = None
     problem: str | None = None
@@ -68,8 +94,11 @@ class Backstage:
         redact: Sequence[str] = (),
         trace_url: str | None = None,
         loaded_at: float | None = None,
+        end_worker: EndWorker | None = None,
     ) -> None:
         self.app = app
+        self.end_worker = end_worker
+        """None if the workers are out of reach."""
         self._loaded_at = time.time() if loaded_at is None else loaded_at
         """When the code of the app was loaded."""
         self.redaction = Redaction(redact)
@@ -86,6 +115,9 @@ class Backstage:
         """Why others did not."""
         self.holds: Holds | None = None
         """What holds consumers, as the database last said; None if that is not known."""
+        self.checking: tuple[str, float] | None = None
+        """The consumer that is checked now, and since when."""
+        self._one_check = threading.Lock()
         self._engine: Engine | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -132,6 +164,16 @@ class Backstage:
     def outbox(self) -> OutboxQueries:
         return OutboxQueries(self.engine)
 
+    def lacks_tables(self) -> bool:
+        """Whether a new app has not created its tables yet, or a new release not all of them."""
+        from onceward.inbox import Inbox
+
+        try:
+            Inbox(self.engine).check_tables()
+        except MissingTablesError:
+            return True
+        return False
+
     def consumer_of(self, letters_of: str) -> Consumer | None:
         """The consumer whose letters these are."""
         return next((each for each in self.app.consumers.values() if consumer_id(each) == letters_of), None)
@@ -173,7 +215,7 @@ class Backstage:
     def status(self, consumer: str) -> list[dict[str, Any]]:
         """What each worker says about a consumer."""
         return [
-            {**each, "worker": worker["worker"], "pid": worker["pid"], "live": worker["live"]}
+            {**each, **{name: worker.get(name) for name in ("worker", "pid", "process", "ending", "live")}}
             for state in self.states
             for worker in state["workers"]
             for each in worker["consumers"]
@@ -183,13 +225,24 @@ class Backstage:
     def restarts(self, consumer: str) -> bool:
         """Whether a worker that ran the consumer has ended, and its run starts another one."""
         return any(
-            state["stage"] == "running" and worker["pid"] is None and consumer in worker.get("earlier", {})
+            state["stage"] == "running"
+            and (worker["pid"] is None or worker.get("starting"))
+            and consumer in worker.get("earlier", {})
             for state in self.states
             for worker in state["workers"]
         )
 
+    def starts(self) -> bool:
+        """Whether a worker has not said yet what it runs."""
+        return any(worker.get("starting") for worker in self.workers())
+
     def workers(self) -> list[dict[str, Any]]:
         return [worker for state in self.states for worker in state["workers"]]
+
+    def look_at_own_run(self) -> None:
+        """Have what the run beside this console says now, not two seconds ago."""
+        if self._state is not None:
+            self.states = [self._state(), *self.states[1:]]
 
     def _look_at_runs(self) -> None:
         states, silent = [], []
@@ -220,24 +273,50 @@ class Backstage:
             self.holds = None
         return self.holds
 
+    def note_change_of_letters(self) -> None:
+        """Count dead letters again after an action of this console, so the next page has the new number."""
+        self.samples.refresh_database(COUNT_PATIENCE)
+
     # ── guarantees and balance ──────────────────────────────────────────────────────────────────────────
 
-    def check(self, name: str) -> ConsumerCheck:
-        """Ask `explain` and `balance` about a consumer now."""
+    def check_soon(self, name: str, *, again: bool) -> CheckAnswer:
+        """Check a consumer, unless another check runs: they read all messages of a source, and every viewer may ask.
+        Without `again`, a recent one is enough."""
+        last = self.checked.get(name)
+        if not again and last is not None and time.time() - last.at < max(FRESH, last.seconds * SHARE):
+            return CheckAnswer.FRESH
+        if not self._one_check.acquire(timeout=SOON if again else 0):
+            return CheckAnswer.BUSY
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                self._strike(name)
+            finally:
+                self._one_check.release()
+                done.set()
+
+        threading.Thread(target=run, name="onceward-console", daemon=True).start()
+        return CheckAnswer.DONE if done.wait(SOON) else CheckAnswer.LONG
+
+    def check(self, name: str) -> None:
+        """Ask `explain` and `balance` about a consumer, after other checks."""
+        with self._one_check:
+            self._strike(name)
+
+    def _strike(self, name: str) -> None:
+        began, self.checking = time.monotonic(), (name, time.time())
         consumer = self.app.consumers[name]
-        account = Account(
-            consumer.source,
-            consumer_id(consumer),
-            self.app.settings.database,
-            contract=consumer.contract is not None,
-            may_be_new=True,
-        )
         try:
-            checked = ConsumerCheck(time.time(), judge(facts_of(self.app, consumer)), balance_of(account))
-        except OncewardError as error:
-            checked = ConsumerCheck(time.time(), problem=str(error))
+            guarantee = judge(facts_of(self.app, consumer))
+            balance = balance_of(account_of(self.app, consumer))
+            checked = ConsumerCheck(time.time(), time.monotonic() - began, guarantee, balance)
+        except Exception as error:  # noqa: BLE001  shown on the page; the next try may succeed
+            said = str(error) if isinstance(error, OncewardError) else f"{type(error).__name__}: {error}"
+            checked = ConsumerCheck(time.time(), time.monotonic() - began, problem=said)
+        finally:
+            self.checking = None
         self.checked[name] = checked
-        return checked
 
     def _check(self) -> None:
         self._await_workers()

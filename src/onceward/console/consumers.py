@@ -15,15 +15,19 @@ from onceward.app.build import consumer_id, limit_scope
 from onceward.app.provenance import consumer_rows
 from onceward.connectors.reports import ServerUnreachable
 from onceward.console.access import Role
+from onceward.console.backstage import CheckAnswer
+from onceward.console.forms import written
 from onceward.console.guard import allow
-from onceward.console.overview import row
+from onceward.console.overview import row, running_for
 from onceward.console.redaction import HIDDEN
+from onceward.console.workers import address
 from onceward.db.transaction import DbTransaction
-from onceward.errors import ConfigurationError, OncewardError
+from onceward.errors import ConfigurationError, NotFoundError, OncewardError
 from onceward.failures import records
 from onceward.failures.board import shown
 from onceward.inspection.holds import Holds, held_lines
 from onceward.inspection.proofs import problem_of
+from onceward.run.flights import LONG
 from onceward.storage.database import BlockingStoragePorts, Sql
 
 if TYPE_CHECKING:
@@ -32,22 +36,23 @@ if TYPE_CHECKING:
 
 HELD = 20
 """Held keys that are listed."""
-LONGEST_REASON = 500
 
 
 async def consumer(request: Request) -> Response:
     console: Console = request.app.state.console
     found = _consumer_of(request)
+    console.backstage.look_at_own_run()
     values = await run_in_threadpool(describe, console.backstage, found)
     return console.page(request, "consumer.html", may_act=allow(request, Role.OPERATOR), **values)
 
 
 async def check(request: Request) -> Response:
-    """Balance a consumer now."""
+    """Balance a consumer now. Viewers may, too: it changes nothing, and costs no more than one check at a time."""
     console: Console = request.app.state.console
-    name = _consumer_of(request).name
-    await run_in_threadpool(console.backstage.check, name)
-    return console.go(request, f"/consumers/{quote(name, safe='')}")
+    name, again = _consumer_of(request).name, allow(request, Role.OPERATOR)
+    answer = await run_in_threadpool(lambda: console.backstage.check_soon(name, again=again))
+    note = "" if answer is CheckAnswer.DONE else answer
+    return console.go(request, f"/consumers/{quote(name, safe='')}", note)
 
 
 async def pause(request: Request) -> Response:
@@ -63,31 +68,35 @@ async def _set_pause(request: Request, action: str) -> Response:
     if not allow(request, Role.OPERATOR):
         return console.refuse(request, Role.OPERATOR)
     found, user = _consumer_of(request), request.state.user.name
-    reason = str(request.state.form.get("reason", "")).strip()[:LONGEST_REASON]
+    reason = written(request.state.form, "reason")
     if not reason:
         raise ConfigurationError(f"say why you {action} {found.name}; the audit keeps it")
     if not console.backstage.has_database:
         raise ConfigurationError(f"{console.backstage.app.name} has no database, so it cannot be paused")
 
-    def change(transaction: DbTransaction, rows: Sql) -> bool:
+    def change(transaction: DbTransaction, rows: Sql) -> records.PauseChange:
         do = records.pause if action == "pause" else records.resume
         return do(transaction, rows, found.identity, user, reason)
 
-    def run() -> bool:
+    def run() -> records.PauseChange:
         ports = BlockingStoragePorts(console.backstage.engine)
         changed = run_blocking(ports.transact(change, Sql(ports.dialect.name)))
         console.backstage.look_at_holds()
         return changed
 
-    changed = await run_in_threadpool(run)
-    return console.go(request, f"/consumers/{quote(found.name, safe='')}", action if changed else "nothing")
+    changed, earlier = await run_in_threadpool(run)
+    if action == "pause" and earlier:
+        note = "pause_again" if changed else "paused_already"
+    else:
+        note = action if changed else "nothing"
+    return console.go(request, f"/consumers/{quote(found.name, safe='')}", note)
 
 
 def _consumer_of(request: Request) -> Consumer:
     console: Console = request.app.state.console
     name = request.path_params["name"]
     if name not in console.backstage.app.consumers:
-        raise ConfigurationError(f"there is no consumer {name!r}")
+        raise NotFoundError(f"there is no consumer {name!r}")
     return console.backstage.app.consumers[name]
 
 
@@ -101,6 +110,7 @@ def describe(backstage: Backstage, found: Consumer) -> dict[str, Any]:
         "status": status,
         "policy": consumer_rows(backstage.app, found),
         "knows_runs": backstage.knows_runs,
+        "checking": backstage.checking,
         **_work(backstage, found, status),
         **_holds(backstage, found, status, backstage.look_at_holds()),
         **_contract(backstage, found),
@@ -111,7 +121,12 @@ def _work(backstage: Backstage, found: Consumer, status: list[dict[str, Any]]) -
     """What is in flight, and what was stuck in processes that have been replaced."""
     hidden = hides_keys(backstage, found)
     flights = [
-        {"key": None, "stack": None, **flight, "worker": each["worker"], "pid": each["pid"]}
+        {
+            "key": None,
+            "stack": None,
+            **flight,
+            **{name: each[name] for name in ("worker", "pid", "process", "ending")},
+        }
         for each in status
         for flight in each.get("flights", ())
     ]
@@ -130,6 +145,8 @@ def _work(backstage: Backstage, found: Consumer, status: list[dict[str, Any]]) -
             key=lambda each: (not each.get("stuck"), not each.get("attempt"), -(each["seconds"] or 0)),
         ),
         "were_stuck": were_stuck,
+        "is_long": lambda flight: running_for(flight) >= LONG,
+        "end_of": address,
         "has_keys": any(each["key"] is not None for each in flights),
     }
 
@@ -183,7 +200,7 @@ def _contract(backstage: Backstage, found: Consumer) -> dict[str, Any]:
     proof: list[dict[str, Any]] = []
     try:
         unproven = problem_of(backstage.app, found)
-        proof = _evidence(backstage, found.contract.consumer_id)
+        proof = [] if backstage.lacks_tables() else _evidence(backstage, found.contract.consumer_id)
     except OncewardError as error:
         unproven = str(error)
     return {"contract": found.contract.as_row(), "proof": proof, "unproven": unproven}

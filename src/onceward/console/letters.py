@@ -22,15 +22,17 @@ from onceward.app.rehearsal import PREDICTED, predict_edit, rehearse
 from onceward.connectors.codec import DecodeError
 from onceward.console.access import Role
 from onceward.console.consumers import hides_keys
+from onceward.console.effects import effects_of
+from onceward.console.forms import FIELDS, filter_of, form_of, letter_of, number_of, written
 from onceward.console.guard import allow
-from onceward.console.look import pretty
+from onceward.console.look import is_too_deep, pretty
 from onceward.console.redaction import HIDDEN
-from onceward.deadletters import Category, DeadLetter, Filter, Rca, Status
+from onceward.deadletters import Category, DeadLetter, DeadLetters, Filter, Rca, Status
 from onceward.deadletters.dry_run import Prediction
 from onceward.deadletters.edits import Draft, is_json, parse
 from onceward.deadletters.redrive import HIGHEST_RATE, MOST, RATE
 from onceward.deadletters.row_watch import SMALL
-from onceward.errors import ConfigurationError
+from onceward.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
     from onceward.console.backstage import Backstage
@@ -40,38 +42,7 @@ PAGE = 50
 MOST_GROUPS = 200
 TRIED = 25
 """Letters of a set that a dry run tries."""
-FIELDS = ("consumer", "event_type", "category", "status", "group", "text")
 LONGEST_PAYLOAD = 100_000
-
-
-def filter_of(given: Mapping[str, Any]) -> Filter:
-    """Read a filter from a form or a query."""
-    fields: dict[str, Any] = {name: str(given[name]) for name in FIELDS if str(given.get(name) or "").strip()}
-    try:
-        if given.get("until"):
-            fields["until"] = float(given["until"])
-        if given.get("ids"):
-            fields["ids"] = tuple(int(each) for each in str(given["ids"]).split(","))
-    except ValueError:
-        raise ConfigurationError("a filter's until is a number, and its ids are numbers") from None
-    return Filter(**fields)
-
-
-def number_of(given: str, what: str) -> int:
-    """A whole number that a database can hold. `what` is the error, if it is not."""
-    if not (given.isascii() and given.isdigit() and len(given) <= 18):
-        raise ConfigurationError(what)
-    return int(given)
-
-
-def form_of(wanted: Filter) -> dict[str, str]:
-    """The fields of a form that select the same letters."""
-    fields = {name: str(value) for name in FIELDS if (value := getattr(wanted, name)) is not None}
-    if wanted.until is not None:
-        fields["until"] = repr(wanted.until)
-    if wanted.ids:
-        fields["ids"] = ",".join(map(str, wanted.ids))
-    return fields
 
 
 async def groups(request: Request) -> Response:
@@ -130,6 +101,10 @@ async def group(request: Request) -> Response:
         return {
             "shown": form_of(shown),
             "found": found,
+            "consumers": sorted({each.consumer for each in found}),
+            "types": sorted({each.event_type for each in found if each.event_type}),
+            "first_at": min((each.first_at for each in found), default=None),
+            "last_at": max((each.last_at for each in found), default=None),
             "total": total,
             "letters": listed[:PAGE],
             "more": len(listed) > PAGE,
@@ -167,8 +142,10 @@ def redrive_defaults(letters: int) -> dict[str, Any]:
 
 async def letter(request: Request) -> Response:
     console: Console = request.app.state.console
-    number = int(request.path_params["id"])
-    whole = allow(request, Role.ADMIN) and "whole" in request.query_params
+    number = letter_of(request)
+    whole = request.method == "POST"  # to look at hidden fields is an action, which the audit has
+    if whole and not allow(request, Role.ADMIN):
+        return console.refuse(request, Role.ADMIN)
 
     def read() -> dict[str, Any]:
         letters = console.backstage.letters
@@ -180,10 +157,16 @@ async def letter(request: Request) -> Response:
         if draft.letter.aggregate_id is not None:
             same = Filter(consumer=draft.letter.consumer, aggregate_id=draft.letter.aggregate_id)
             behind = letters.count(same) - 1
+        own = {"consumer": draft.letter.consumer, "status": str(draft.letter.status)}
         return {
             "letter": draft.letter,
+            "groups": [
+                {**own, "event_type": each.event_type, "group": each.group}
+                for each in letters.groups(Filter(ids=(number,)))
+            ],
             "behind": behind,
             "history": history_of(draft.letter),
+            "effects": effects_of(console.backstage, draft.letter),
             **payload_of(console.backstage, draft, whole),
         }
 
@@ -230,14 +213,13 @@ def payload_of(backstage: Backstage, draft: Draft, whole: bool) -> dict[str, Any
     except DecodeError as error:
         shown = draft.current[:LONGEST_PAYLOAD].decode("utf-8", "replace") if whole else HIDDEN
         return {"payload": shown, "metadata": {}, "unreadable": str(error), "editable": False}
-    try:
-        hide = backstage.redaction.of
-        text = pretty(transaction.payload if whole else hide(transaction.payload))
-        metadata = dict(transaction.metadata) if whole else hide(dict(transaction.metadata))
-        is_small = len(text) <= LONGEST_PAYLOAD
-        editable = is_small and is_json(transaction.payload) and draft.letter.status is Status.OPEN
-    except RecursionError:
+    if is_too_deep((transaction.payload, transaction.metadata)):
         return {"payload": HIDDEN, "metadata": {}, "unreadable": "it is nested too deep", "editable": False}
+    hide = backstage.redaction.of
+    text = pretty(transaction.payload if whole else hide(transaction.payload))
+    metadata = dict(transaction.metadata) if whole else hide(dict(transaction.metadata))
+    is_small = len(text) <= LONGEST_PAYLOAD
+    editable = is_small and is_json(transaction.payload) and draft.letter.status is Status.OPEN
     large = None if is_small else f"It is large: these are its first {LONGEST_PAYLOAD:,} characters."
     return {
         "payload": text[:LONGEST_PAYLOAD],
@@ -252,7 +234,7 @@ async def edit(request: Request) -> Response:
     console: Console = request.app.state.console
     if not allow(request, Role.OPERATOR):
         return console.refuse(request, Role.OPERATOR)
-    number = int(request.path_params["id"])
+    number = letter_of(request)
     backstage, user = console.backstage, request.state.user.name
     form: Mapping[str, Any] = request.state.form if request.method == "POST" else {}
 
@@ -281,7 +263,7 @@ async def edit(request: Request) -> Response:
         prediction = predict_edit(task, draft, body, backstage.engine)
         found |= {"prediction": prediction, "changed_file": backstage.changed_file(draft.letter.consumer)}
         if form.get("do") == "save" and prediction.is_good:
-            cause = str(form.get("cause", ""))
+            cause = written(form, "cause")
             run_blocking(letters.operations.store_edit(draft, body, cause, user, prediction))
             found["done"] = True
         return found
@@ -354,7 +336,7 @@ async def redrive(request: Request) -> Response:
 
     def run() -> str:
         category: Any = form.get("cause_category") or Category.BUSINESS
-        new = Rca(category=category, root_cause=str(form.get("root_cause")), fix_ref=str(form.get("fix_ref")))
+        new = Rca(category=category, root_cause=written(form, "root_cause"), fix_ref=written(form, "fix_ref"))
         made = console.backstage.letters.redrive(
             wanted,
             rca=number_of(rca_id, whole) if rca_id else new,
@@ -363,6 +345,7 @@ async def redrive(request: Request) -> Response:
             redrive_id=str(form.get("redrive_id") or "") or None,
             poison_fixed=bool(form.get("poison_fixed")),
         )
+        console.backstage.note_change_of_letters()
         return made.id
 
     return console.go(request, f"/redrives/{await run_in_threadpool(run)}")
@@ -377,16 +360,27 @@ async def act(request: Request) -> Response:
         return console.refuse(request, role)
     form, user = request.state.form, request.state.user.name
     wanted = filter_of({**form, "status": ""})
-    reason = str(form.get("reason", ""))
+    reason = written(form, "reason")
 
-    def run() -> int:
+    def run() -> str:
         letters = console.backstage.letters
         does = {"hold": letters.hold, "release": letters.release, "discard": letters.discard}[action]
-        return does(wanted, reason=reason, operator=user)
+        changed = does(wanted, reason=reason, operator=user)
+        console.backstage.note_change_of_letters()
+        return f"{action}:{changed}" if changed else _why_not(letters, wanted, action)
 
-    done = await run_in_threadpool(run)
+    note = await run_in_threadpool(run)
     back = f"/letters/{wanted.ids[0]}" if len(wanted.ids) == 1 else "/letters"
-    return console.go(request, back, f"{action}:{done}" if done else "nothing")
+    return console.go(request, back, note)
+
+
+def _why_not(letters: DeadLetters, wanted: Filter, action: str) -> str:
+    """The note that says why nothing was changed."""
+    found = run_blocking(letters.operations.tally(wanted))
+    held = sum(each.letters for each in found if each.is_open and each.held)
+    if action == "discard" and held:
+        return f"held:{held}"
+    return "not_held" if action == "release" and found else "nothing"
 
 
 async def redrives(request: Request) -> Response:
@@ -411,7 +405,7 @@ async def one_redrive(request: Request) -> Response:
         letters = console.backstage.letters
         found = next((each for each in letters.redrives(limit=1000) if each["id"] == wanted), None)
         if found is None:
-            raise ConfigurationError(f"there is no redrive {wanted!r}")
+            raise NotFoundError(f"there is no redrive {wanted!r}")
         rca = next((each for each in letters.rcas(limit=1000) if each["id"] == found["rca_id"]), None)
         return {"redrive": found, "rca": rca}
 
@@ -425,8 +419,12 @@ async def stop_redrive(request: Request) -> Response:
     console: Console = request.app.state.console
     if not allow(request, Role.OPERATOR):
         return console.refuse(request, Role.OPERATOR)
-    reason, user = str(request.state.form.get("reason", "")), request.state.user.name
+    reason, user = written(request.state.form, "reason"), request.state.user.name
     wanted = request.path_params["id"]
-    letters = console.backstage.letters
-    opened = await run_in_threadpool(lambda: letters.stop_redrive(wanted, reason=reason, operator=user))
-    return console.go(request, f"/redrives/{quote(wanted, safe='')}", f"stop:{opened}")
+
+    def run() -> int:
+        opened = console.backstage.letters.stop_redrive(wanted, reason=reason, operator=user)
+        console.backstage.note_change_of_letters()
+        return opened
+
+    return console.go(request, f"/redrives/{quote(wanted, safe='')}", f"stop:{await run_in_threadpool(run)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +14,15 @@ from markupsafe import Markup, escape
 
 from onceward._text import BEYOND_JSON, printable_lines, quantity, strip_category
 from onceward.console.history import Counted
+from onceward.db.errors import LockTimeoutError
+from onceward.deadletters.groups import LONGEST as LONGEST_MESSAGE
 from onceward.failures.states import Down
 
 HERE = Path(__file__).parent
 WIDTH, HEIGHT = 120, 28
+DEEPEST = 200
+"""Levels of a payload that a page shows."""
+COMMAND = re.compile("`([^`<>\n]+)`")
 
 
 def environment() -> Environment:
@@ -34,16 +40,19 @@ def environment() -> Environment:
         "because": because,
         "brief": brief,
         "clock": clock,
+        "commands": commands,
         "count": count,
         "details": details,
         "duration": duration,
         "error_of": strip_category,
         "in_contract": in_contract,
         "in_policy": in_policy,
+        "in_short": in_short,
         "in_words": quantity,
         "pretty": pretty,
         "probe": probe,
         "rate": rate,
+        "shortened": shortened,
         "size": size,
         "sparkline": sparkline,
     }
@@ -53,6 +62,11 @@ def environment() -> Environment:
 def harmless(value: Any) -> Any:
     """Text from outside with control characters escaped, as in a terminal: a browser hides them, or reverses text."""
     return printable_lines(value) if type(value) is str else value
+
+
+def commands(value: str) -> Markup:
+    """Our own words, with what is between backticks as code."""
+    return Markup(COMMAND.sub(r"<code>\1</code>", str(escape(harmless(value)))))
 
 
 def as_sent(value: Any) -> Markup:
@@ -90,7 +104,7 @@ def _said(name: str, value: Any) -> str:
     if isinstance(value, float) and name == "until":
         return clock(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
+        return str(value) if name == "pid" else f"{value:,}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -175,11 +189,11 @@ def at_step(flight: Mapping[str, Any]) -> str:
         return "unknown"
     if flight["step"] is None:
         return "fetched, not begun"
-    return (
-        f"{flight['step']}, attempt {flight['attempt']}"
-        if flight["attempt"]
-        else f"between attempts of {flight['step']}"
-    )
+    if not flight["attempt"]:
+        return f"between attempts of {flight['step']}"
+    seconds = flight.get("attempt_seconds")
+    since = f", for {duration(seconds)}" if seconds is not None and seconds >= 1 else ""
+    return f"{flight['step']}, attempt {flight['attempt']}{since}"
 
 
 def probe(down: Down) -> str:
@@ -217,14 +231,41 @@ def clock(value: datetime | float | str | None) -> str:
     return "never" if found is None else found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def in_short(problem: str | None) -> str:
+    """What a worker waits for. The error of a lock is for developers, so operators get plain words instead."""
+    if (problem or "").startswith(LockTimeoutError.__name__):
+        return "another transaction has locked the database"
+    return problem or ""
+
+
+def shortened(message: str) -> str:
+    """The message of a group, with a sign that it goes on if it was cut."""
+    return f"{message}…" if len(message) >= LONGEST_MESSAGE else message
+
+
 def pretty(value: Any) -> str:
     """JSON for people, which a browser shows as it is."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     return BEYOND_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def is_too_deep(value: Any) -> bool:
+    """Whether a value has more levels than a page shows. How many Python can walk down depends on its version."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list, tuple))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def sparkline(minutes: Sequence[Counted]) -> Markup:
-    """The last hour as bars, failures on top; an image with words for those who do not see it."""
+    """The last hour as bars, failures on top; an image with a text alternative."""
     if not minutes:
         return Markup('<span class="muted">no data yet</span>')
     highest = max((each.succeeded + each.failed for each in minutes), default=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from onceward.app.app import RELAY
 from onceward.app.build import consumer_id
 from onceward.console.history import ConsumerHistory
 from onceward.failures.board import shown
+from onceward.run.flights import LONG
 
 if TYPE_CHECKING:
     from onceward.console.backstage import Backstage
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 
 LIVE_EVERY = 2.0
 """Seconds between two pictures of the first page."""
-STATES = ("stalled", "outage", "paused", "starting", "stopping", "running")
-"""The worst first: one worker in trouble is what an operator wants to see."""
+MOST_LIVE = 75
+"""Pages that keep themselves current at the same time; others reload from time to time. The server's places for pages
+are not all theirs."""
+STATES = ("stalled", "outage", "paused", "running", "starting", "stopping")
+"""One worker in trouble is what an operator wants to see first. A worker that starts or stops is not in trouble: the
+consumer is running as long as another worker is."""
 
 
 async def overview(request: Request) -> Response:
@@ -33,6 +38,8 @@ async def overview(request: Request) -> Response:
 async def events(request: Request) -> Response:
     """The live part of the first page, whenever it has changed."""
     console: Console = request.app.state.console
+    if console.live >= MOST_LIVE:
+        return Response(status_code=204)  # which tells a browser not to ask again
 
     async def pictures() -> AsyncIterator[str]:
         last = ""
@@ -47,13 +54,29 @@ async def events(request: Request) -> Response:
             with suppress(TimeoutError):
                 await asyncio.wait_for(console.stopping.wait(), LIVE_EVERY)
 
-    return StreamingResponse(pictures(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    return LiveResponse(console, pictures())
+
+
+class LiveResponse(StreamingResponse):
+    """Counts from when it is made: of many that come at once, none has sent anything when the last one is let in."""
+
+    def __init__(self, console: Console, pictures: AsyncIterator[str]) -> None:
+        super().__init__(pictures, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._console = console
+        console.live += 1
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._console.live -= 1
 
 
 def picture(backstage: Backstage) -> dict[str, Any]:
     rows = [row(backstage, name) for name in backstage.app.consumers]
     return {
         "rows": rows,
+        "locks": _locks(backstage, rows),
         "knows_runs": backstage.knows_runs,
         "silent": backstage.silent,
         "workers": backstage.workers(),
@@ -66,6 +89,31 @@ def picture(backstage: Backstage) -> dict[str, Any]:
         "verdicts": [each["verdict"] for each in rows],
         "outbox": _outbox(backstage),
     }
+
+
+def _locks(backstage: Backstage, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What may have locked the SQLite file that others wait for: of the attempts in a transaction, the longest."""
+    if not any("LockTimeoutError" in (each["problem"] or "") for each in rows):
+        return None
+    known = [
+        each
+        for each in rows
+        if each["longest"] and backstage.app.consumers[each["name"]].contract is not None
+    ]
+    return max(known, key=lambda each: each["longest"], default=None)
+
+
+def running_for(flight: Mapping[str, Any]) -> float:
+    """How long the attempt at a message has run; 0 if none does."""
+    if not flight.get("attempt"):
+        return 0.0
+    return float(flight.get("attempt_seconds") or flight["seconds"] or 0.0)
+
+
+def _longest(status: list[dict[str, Any]]) -> float | None:
+    """How long the longest attempt has run, if that is worth a word."""
+    found = max((running_for(flight) for each in status for flight in each.get("flights", ())), default=0.0)
+    return found if found >= LONG else None
 
 
 def _outbox(backstage: Backstage) -> dict[str, Any] | None:
@@ -122,6 +170,7 @@ def row(backstage: Backstage, name: str) -> dict[str, Any]:
         "failed": None if history.total is None else history.total.failed,
         "stuck": sum(each["stuck"] for each in status),
         "were_stuck": _were_stuck(backstage, name),
+        "longest": _longest(status),
         "waiting": source.waiting if source is not None else None,
         "in_flight": source.in_flight if source is not None else None,
         "delayed": source.delayed if source is not None else None,
@@ -149,7 +198,9 @@ def state_of(backstage: Backstage, name: str, status: list[dict[str, Any]]) -> s
             return "paused"
         if not backstage.knows_runs:
             return "unknown"
-        return "restarting" if backstage.restarts(name) else "not running"
+        if backstage.restarts(name):
+            return "restarting"
+        return "starting" if backstage.starts() else "not running"
     found = {_word(each) for each in status}
     return next(state for state in STATES if state in found)
 

@@ -11,7 +11,9 @@ from starlette.responses import Response
 
 from onceward.app.app import RELAY
 from onceward.console.access import Role
+from onceward.console.forms import number_of
 from onceward.console.guard import allow
+from onceward.console.workers import address, flights_in
 from onceward.inspection.life import life_of
 from onceward.outbox.queries import STATES
 
@@ -67,17 +69,31 @@ async def retry(request: Request) -> Response:
 
 async def audit(request: Request) -> Response:
     console: Console = request.app.state.console
+    given = request.query_params.get("before", "")
+    before = number_of(given, "an entry of the audit has a number") if given else None
 
     def read() -> dict[str, Any]:
         letters = console.backstage.letters
-        entries = [{**each, "details": json.loads(each["details"])} for each in letters.audit(limit=LISTED)]
-        return {"entries": entries, "verdict": letters.verify_audit()}
+        found = letters.audit(limit=LISTED + 1, before=before)
+        entries = [{**each, "details": json.loads(each["details"])} for each in found[:LISTED]]
+        older = entries[-1]["seq"] if len(found) > LISTED else None
+        return {"entries": entries, "older": older, "verdict": letters.verify_audit()}
 
-    return console.page(request, "audit.html", **await run_in_threadpool(read))
+    return console.page(request, "audit.html", before=before, **await run_in_threadpool(read))
 
 
 async def search(request: Request) -> Response:
     console: Console = request.app.state.console
     wanted = request.query_params.get("id", "").strip()[:500]
     life = await run_in_threadpool(life_of, console.backstage.app, wanted) if wanted else None
-    return console.page(request, "search.html", wanted=wanted, life=life)
+    flights = [each for each in flights_in(console.backstage.states) if each["id"] == wanted]
+    return console.page(
+        request,
+        "search.html",
+        wanted=wanted,
+        life=life,
+        flights=flights,
+        consumers=console.backstage.app.consumers,
+        may_act=allow(request, Role.OPERATOR),
+        end_of=address,
+    )

@@ -3,45 +3,76 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from hashlib import sha256
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from onceward._environment import names_production
 from onceward.app.app import Onceward
 from onceward.connectors.reports import ServerUnreachable
-from onceward.console import boundaries, consumers, letters, limits, overview, records
+from onceward.console import boundaries, consumers, effects, letters, limits, overview, records, workers
 from onceward.console.access import Access, Role, is_loopback
-from onceward.console.assets import Assets, version
 from onceward.console.backstage import Backstage
 from onceward.console.guard import ConsoleGuard, allow
-from onceward.console.look import environment
+from onceward.console.look import HERE, environment
+from onceward.db.errors import LockTimeoutError
 from onceward.deadletters import EditRefusedError, RedriveRefusedError
-from onceward.errors import ConfigurationError, OncewardError
+from onceward.errors import ConfigurationError, NotFoundError, OncewardError
 from onceward.run.health.pages import verdict
 from onceward.run.health.probes import ByPath, HealthPage, Probes
 from onceward.run.health.series import TYPE, Series
+from onceward.storage.database import MissingTablesError
 from onceward.telemetry.redaction import redact
 
+FOLDER = HERE / "static"
+KEPT = "max-age=31536000, immutable"
 NOTES = {
     "edited": "The corrected payload is stored. The next redrive delivers it.",
+    "effect": "The answer is recorded. Redrive the letter, and its handler goes on from there.",
     "hold": "{} now held.",
     "release": "{} released.",
     "discard": "{} discarded.",
+    "held": "Nothing was discarded: {} on hold. Release what should be discarded.",
+    "not_held": "Nothing was released: nothing of this was on hold.",
     "retry": "The message is tried again now.",
     "stop": "The redrive is stopped: {} open again.",
-    "pause": "It is paused. Running processes notice within two seconds, and finish what their handlers have begun.",
+    "pause": "It is paused. Running processes notice within two seconds, and finish the messages they have started.",
+    "pause_again": "It was paused already. Your name and reason replace the earlier ones, which the audit log keeps.",
+    "paused_already": "It was paused already, by you and with this reason. Nothing was changed.",
     "resume": "It is resumed. Running processes notice within two seconds.",
+    "check_busy": "Another check is running: one at a time, because each reads all messages. Try again in a moment.",
+    "check_fresh": "The last check is recent enough; its verdict and its time are below.",
+    "check_long": "The check takes a while. Its verdict will be below; reload this page in a moment.",
+    "end": "The process was asked to end, and another one replaces it. Unfinished messages are delivered again.",
+    "end_gone": "Nothing was done: that process has already ended, and another one may have replaced it.",
+    "end_stopping": "Nothing was done: the whole run is stopping, and will end this process.",
+    "end_under_way": "That process is already ending.",
     "nothing": "Nothing was changed: another operator was first.",
 }
 """What an action says on the page that follows it."""
+
+
+NO_TABLES = (
+    "The database does not have all of onceward's tables that this release needs. The workers create them when they "
+    "start with `onceward run`; `onceward inbox migrate` creates them without workers."
+)
+LOCKED = (
+    "Another transaction has locked the database, and this page did not wait longer. Nothing was changed. The overview "
+    "says which handler may hold it; try again when it has ended."
+)
 
 
 class Console:
@@ -52,6 +83,8 @@ class Console:
         self.guard = guard
         self.access = access
         self.stopping = asyncio.Event()
+        self.live = 0
+        """Pages that keep themselves current."""
         self._templates = environment()
 
     def render(self, request: Request, template: str, /, **values: Any) -> str:
@@ -164,13 +197,15 @@ def _routes() -> list[Route]:
         Route("/consumers/{name}/check", consumers.check, methods=post),
         Route("/consumers/{name}/pause", consumers.pause, methods=post),
         Route("/consumers/{name}/resume", consumers.resume, methods=post),
+        Route("/workers/{number:int}/end", workers.end, methods=[*get, *post]),
         Route("/limits", limits.limits, methods=get),
         Route("/letters", letters.groups, methods=get),
         Route("/letters/group", letters.group, methods=get),
         Route("/letters/dry-run", letters.dry_run, methods=post),
         Route("/letters/redrive", letters.redrive, methods=post),
-        Route("/letters/{id:int}", letters.letter, methods=get),
+        Route("/letters/{id:int}", letters.letter, methods=[*get, *post]),
         Route("/letters/{id:int}/edit", letters.edit, methods=[*get, *post]),
+        Route("/letters/{id:int}/effect", effects.answer, methods=post),
         *(
             Route(f"/letters/{action}", _acting(action), methods=post)
             for action in ("hold", "release", "discard")
@@ -230,6 +265,33 @@ def own_pages(stage: Backstage) -> ByPath:
     }
 
 
+# ── the files that pages need ───────────────────────────────────────────────────────────────────────────
+
+
+class Assets(StaticFiles):
+    """A browser keeps them, so a page works although the server dies while it opens."""
+
+    def __init__(self) -> None:
+        super().__init__(directory=FOLDER)
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, *args: Any
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, *args)
+        if scope["query_string"] == f"v={version()}".encode():
+            response.headers["Cache-Control"] = KEPT
+        return response
+
+
+@cache
+def version() -> str:
+    """Changes with any of them. Pages ask for files of their version."""
+    digest = sha256()
+    for each in sorted(FOLDER.iterdir()):
+        digest.update(each.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 # ── what went wrong ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -237,8 +299,14 @@ async def _explain(request: Request, error: Exception) -> Response:
     console: Console = request.app.state.console
     if isinstance(error, ServerUnreachable):
         return console.page(request, "message.html", 503, title="No answer", text=str(error))
+    if isinstance(error, MissingTablesError):
+        return console.page(request, "message.html", 503, title="Nothing here yet", text=NO_TABLES)
+    if isinstance(error, LockTimeoutError):
+        return console.page(request, "message.html", 503, title="The database is locked", text=LOCKED)
     if isinstance(error, (RedriveRefusedError, EditRefusedError)):
         return console.page(request, "message.html", 409, title="Refused", text=redact(str(error)))
+    if isinstance(error, NotFoundError):
+        return console.page(request, "message.html", 404, title="Not found", text=redact(str(error)))
     if isinstance(error, OncewardError):
         return console.page(
             request, "message.html", 400, title="This cannot be done", text=redact(str(error))
@@ -251,6 +319,9 @@ async def _explain_database(request: Request, error: Exception) -> Response:
     from onceward._text import driver_message
 
     console: Console = request.app.state.console
+    with suppress(SQLAlchemyError, OncewardError):
+        if await run_in_threadpool(console.backstage.lacks_tables):
+            return await _explain(request, MissingTablesError())
     text = f"The database does not answer: {driver_message(error)}"
     return console.page(request, "message.html", 503, title="No answer", text=text)
 

@@ -36,15 +36,13 @@ PASSWORD = "correct horse battery"
 class Shop:
     def __init__(self, directory: Path) -> None:
         self.app = Onceward("shop", database=f"sqlite:///{directory}/shop.db")
-        self.handled: list[Any] = []
-
         self.contract = Contract(
             consumer_id="billing", event_types=["*"], owner_team="a", idempotency_mechanism="dedup row"
         )
 
         @self.app.consumer(f"sqlite:///{directory}/orders.db", contract=self.contract)
         def charge(order: dict[str, Any], session: Any) -> None:
-            self.handled.append(order)
+            assert HIDDEN not in json.dumps(order, ensure_ascii=False), "not even when it is tried"
 
         self.engine = self.app.create_engine()
         self.letters = DeadLetters(self.engine)
@@ -153,6 +151,13 @@ def test_another_address_needs_users(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="in production needs users"):
         create(production)
     create(production, access=Access(authenticate=lambda _: None))
+
+
+@pytest.mark.req("UI-15")
+@pytest.mark.parametrize("url", ["sqlite:///", "127.0.0.1:8080", "http://", "http://[::1", "http://h:x"])
+def test_the_address_of_a_run_is_a_url_of_the_web(tmp_path: Path, url: str) -> None:
+    refused = commands.onceward("console", "shop:app", "--run", url, cwd=tmp_path, env=dict(os.environ))
+    assert (refused.returncode, "--run must be the URL of a run" in refused.stderr) == (2, True), refused
 
 
 # ── users ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -296,7 +301,7 @@ def test_a_path_that_begins_like_an_open_one_needs_a_user(shop: Shop) -> None:
 POSTS = (
     "/letters/redrive", "/letters/dry-run", "/letters/hold", "/letters/release", "/letters/discard", "/letters/1/edit",
     "/redrives/r1/stop", "/outbox/retry", "/consumers/charge/check", "/consumers/charge/pause",
-    "/consumers/charge/resume", "/logout",
+    "/consumers/charge/resume", "/workers/1/end", "/logout",
     "/login",
 )  # fmt: skip
 
@@ -446,6 +451,8 @@ def test_hidden_fields_stay_hidden_and_survive_an_edit(shop: Shop, tmp_path: Pat
     site = create(shop.app, access=Access(users=shop.users), redact=["customer.email"])
     browser = shop.client(site, "10.0.0.7", "console.example")
     browser.log_in("operator")
+    assert "Show hidden fields" not in browser.get("/letters/1").text
+    assert browser.post("/letters/1").status_code == 403
     for path in ("/letters/1", "/letters/1?whole", "/letters/1/edit"):
         page = browser.get(path).text
         assert "Ann" in page
@@ -456,13 +463,21 @@ def test_hidden_fields_stay_hidden_and_survive_an_edit(shop: Shop, tmp_path: Pat
     }  # fmt: skip
     saved = browser.post("/letters/1/edit", payload=json.dumps(edited), cause="no currency", do="save")
     assert saved.status_code == 303, saved.text
-    assert shop.handled[-1]["card_number"] == "4111"
     body = shop.letters.edited_body(1) or b""
     assert b"4111" in body
     assert HIDDEN.encode() not in body
     admin = shop.client(site, "10.0.0.7", "console.example")
     admin.log_in("admin")
-    assert "4111" in admin.get("/letters/1?whole").text
+    for path in ("/letters/1", "/letters/1?whole"):
+        assert "4111" not in admin.get(path).text, "a link shows nothing, and so writes no audit"
+    assert admin.send("/letters/1").status_code == 403, "without the token of a form"
+    page = admin.get("/letters/1").text
+    assert re.search(
+        r'<form method="post" action="/letters/1">.*?Show hidden fields</button>', page, re.DOTALL
+    )
+    assert [each["action"] for each in shop.letters.audit()] == ["edit"]
+    shown = admin.post("/letters/1")
+    assert (shown.status_code, "4111" in shown.text, "Show hidden fields" in shown.text) == (200, True, False)
     assert [each["action"] for each in shop.letters.audit()] == ["show_payload", "edit"]
 
 
@@ -496,10 +511,19 @@ def test_a_browser_keeps_the_files_of_this_version_and_nothing_else(shop: Shop) 
 def test_errors_are_pages_that_say_what_to_do(shop: Shop) -> None:
     browser = shop.client()
     assert browser.get("/nowhere").status_code == 404
-    assert "there is no dead letter 99" in browser.get("/letters/99").text
-    assert "there is no consumer" in browser.get("/consumers/nobody").text
+    for path, said in {
+        "/letters/99": "there is no dead letter 99",
+        f"/letters/{'9' * 30}": "there is no dead letter",
+        "/letters/99/edit": "there is no dead letter 99",
+        "/redrives/nothing": "there is no redrive 'nothing'",
+        "/consumers/nobody": "there is no consumer 'nobody'",
+        "/workers/7/end": "There is no such page",
+    }.items():
+        page = browser.get(path)
+        assert (page.status_code, said in html.unescape(page.text)) == (404, True), (path, page.text)
+    nowhere = browser.post("/letters/99/effect", happened="yes", reason="r", effect="e")
+    assert nowhere.status_code == 404
     assert "category must be one of" in browser.get("/letters?category=none").text.replace("&#39;", "'")
-    assert browser.get("/redrives/nothing").status_code == 400
     with shop.engine.begin() as connection:
         connection.execute(text("DROP TABLE onceward_outbox"))
     assert browser.get("/outbox").status_code in (400, 503)

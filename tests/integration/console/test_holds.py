@@ -116,7 +116,7 @@ def words(page: str) -> str:
 # ── pauses ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.req("UI-19")
+@pytest.mark.req("UI-19", "OU-12")
 def test_a_consumer_is_paused_and_resumed_with_a_reason_that_every_page_and_the_audit_show(
     shop: Shop,
 ) -> None:
@@ -125,18 +125,23 @@ def test_a_consumer_is_paused_and_resumed_with_a_reason_that_every_page_and_the_
     assert (refused.status_code, "say why" in refused.text) == (400, True)
     answer = browser.post("/consumers/charge/pause", reason="the provider is maintained")
     assert answer.headers["location"] == "/consumers/charge?note=pause"
-    again = browser.post("/consumers/charge/pause", reason="me, too")
-    assert again.headers["location"].endswith("note=nothing")
+    twice = browser.post("/consumers/charge/pause", reason="the provider is maintained")
+    assert twice.headers["location"].endswith("note=paused_already")
     assert "Paused by" in browser.get("/consumers/charge").text
     for path in ("/consumers/charge", "/limits"):
         assert "the provider is maintained" in browser.get(path).text, path
-        assert "me, too" not in browser.get(path).text, path
+    again = browser.post("/consumers/charge/pause", reason="it takes longer")
+    assert again.headers["location"].endswith("note=pause_again")
+    assert "replace the earlier ones" in browser.get("/consumers/charge?note=pause_again").text
+    for path in ("/consumers/charge", "/limits"):
+        assert "it takes longer" in browser.get(path).text, path
+        assert "the provider is maintained" not in browser.get(path).text, path
     assert row(shop.stages[0], "charge")["state"] == "paused"
     assert row(shop.stages[0], "notify")["state"] == "unknown", "only the one that was paused"
     assert browser.post("/consumers/charge/resume", reason="it is over").status_code == 303
     assert "Paused by" not in browser.get("/consumers/charge").text
     entries = [(each["action"], each["details"]) for each in shop.letters.audit()]
-    assert [action for action, _ in entries] == ["resume", "pause"]
+    assert [action for action, _ in entries] == ["resume", "pause", "pause"]
     assert "it is over" in entries[0][1]
 
 
@@ -187,6 +192,31 @@ def test_the_overview_says_what_holds_a_consumer(shop: Shop, status: dict[str, A
     page = shop.browser().get("/").text
     assert f'class="state {state}"' in page
     assert (status.get("held") or status.get("problem") or "") in page
+
+
+# ── letters on hold ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("UI-08", "CC-197")
+def test_an_action_that_changes_nothing_says_why(shop: Shop) -> None:
+    for id in ("a", "b"):
+        shop.letters.bury(
+            Burial(
+                consumer="billing", message_id=id, origin="here", body=b"{}", category=Category.BUSINESS, reason="no"
+            )
+        )  # fmt: skip
+    browser = shop.browser()
+
+    def act(action: str, ids: str) -> str:
+        return browser.post(f"/letters/{action}", ids=ids, reason="case 7").headers["location"]
+
+    assert act("release", "1") == "/letters/1?note=not_held"
+    assert act("hold", "1") == "/letters/1?note=hold:1"
+    assert act("discard", "1") == "/letters/1?note=held:1"
+    assert "Nothing was discarded: 1 letter is on hold." in words(browser.get("/letters/1?note=held:1").text)
+    assert act("release", "1") == "/letters/1?note=release:1"
+    assert act("discard", "1") == "/letters/1?note=discard:1"
+    assert act("discard", "1") == "/letters/1?note=nothing"
 
 
 # ── outages and limits ──────────────────────────────────────────────────────────────────────────────────

@@ -40,7 +40,8 @@ def test_a_payload_that_is_too_large_or_too_deep_does_not_keep_its_letter_from_b
 ) -> None:
     shop = Shop(tmp_path)
     shop.bury("large", text="x" * 3_000_000)
-    shop.bury("deep", deep=nested(700))
+    shop.bury("too-deep", deep=nested(200))
+    shop.bury("deep", deep=nested(190))
     browser = shop.client()
     large = browser.get("/letters/1")
     assert (large.status_code, len(large.content) < 200_000) == (200, True)
@@ -49,6 +50,8 @@ def test_a_payload_that_is_too_large_or_too_deep_does_not_keep_its_letter_from_b
     for number in (1, 2):
         assert "/edit" not in browser.get(f"/letters/{number}").text
         assert browser.get(f"/letters/{number}/edit").status_code == 400
+    assert "nested too deep" not in browser.get("/letters/3").text
+    assert browser.get("/letters/3/edit").status_code == 200
 
 
 @pytest.mark.req("UI-14")

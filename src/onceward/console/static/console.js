@@ -3,8 +3,8 @@
 
 const live = document.getElementById("live");
 if (live !== null && "EventSource" in window) {
-  const events = new EventSource(live.dataset.events);
-  events.addEventListener("overview", (event) => {
+  let events = null;
+  const show = (event) => {
     const focused = document.activeElement;
     const href = live.contains(focused) && focused !== null ? focused.getAttribute("href") : null;
     live.innerHTML = event.data;
@@ -12,7 +12,24 @@ if (live !== null && "EventSource" in window) {
     if (again !== null) {
       again.focus();
     }
-  });
+  };
+  // A browser has six connections to a server: tabs that nobody sees must not take them.
+  const follow = () => {
+    if (document.hidden) {
+      events?.close();
+      events = null;
+    } else if (events === null) {
+      events = new EventSource(live.dataset.events);
+      events.addEventListener("overview", show);
+      events.addEventListener("error", () => {
+        if (events?.readyState === EventSource.CLOSED) { // refused, such as for too many of them
+          setTimeout(() => document.hidden || location.reload(), 10000);
+        }
+      });
+    }
+  };
+  document.addEventListener("visibilitychange", follow);
+  follow();
 }
 
 // What a server refuses is worth reading, too: show it where the answer was expected.
