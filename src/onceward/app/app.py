@@ -36,7 +36,7 @@ from onceward.app.send.functions import (
 )
 from onceward.app.services import Per, Services
 from onceward.app.settings import AppSettings, Resolved, resolve
-from onceward.app.targets import AppTargets, database_place
+from onceward.app.targets import AppTargets, database_place, reachable
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.failures.board import Board
@@ -104,17 +104,17 @@ class Onceward:
         dependencies: Sequence[str] | Mapping[str, OutageRule] = (),
         **settings: Any,
     ) -> None:
-        """`failures` are rules for all consumers; `dependencies` are what consumers may depend on: see `consumer`."""
+        """`failures` are rules for all consumers; `dependencies` are what consumers may name: see `consumer`."""
         self.name = name
         self.dependencies = check_dependencies(dependencies, name)
         self.failures = check_rules(failures or {}, name)
         check_names((), self.dependencies, self.failures, name)
         self.board = Board()
-        """What holds its consumers, as this process knows it."""
+        """Why its consumers are held, as this process knows it."""
         self.records = ProcessRecords()
-        """Where outages are noted if it has no database."""
+        """Where outages are recorded if the app has no database."""
         self.limiters: dict[str, Limiter] = {}
-        """What waits for the limits of its consumers in this process, by their names."""
+        """The messages that wait for a limit in this process, by consumer name."""
         self.middleware = check_middleware(middleware, name)
         """Wraps every consumer and producer of this app, outermost first."""
         self.owner: str | None = None
@@ -123,8 +123,8 @@ class Onceward:
         """The consumers that run in this process; empty for all. `onceward run` sets it."""
         self.run_only: tuple[str, ...] = ()
         """The consumers that run in all processes of the run together; empty for all."""
-        self.detour: Callable[[Address], Address] = lambda address: address
-        """Where the outbox publishes instead: a test keeps its messages in memory."""
+        self.detour: Callable[[Address], Address] = reachable
+        """Where the outbox publishes what goes to an address; it raises if it cannot. A test keeps it in memory."""
         self.engines = SharedEngines(self)
         self.services = Services()
         self.opened: dict[str, Any] = {}
@@ -134,7 +134,7 @@ class Onceward:
         self.producers: dict[str, Producer] = {}
         self.schedules: dict[str, Schedule] = {}
         self.outbox = Outbox(AppTargets(self), partial(database_place, self))
-        """`app.outbox(connection).send(target, payload)` publishes in a transaction of yours: see `onceward.outbox`."""
+        """`app.outbox(connection).send(target, payload)` publishes in your own transaction: see `onceward.outbox`."""
         _apps.add(self)
 
     @property
@@ -200,25 +200,25 @@ class Onceward:
         on_dead: OnDead = "hold",
         most_held: int = MOST_HELD,
     ) -> Callable[[Callable[Arguments, Returned]], ConsumerFunction[Arguments, Returned]]:
-        """Call the function with every message of the source. The function itself is returned, with `send` and its
-        like, which put messages there: see `ConsumerFunction`.
+        """Call the function with every message of the source. The decorator returns the function itself, with `send`
+        and similar methods, which put messages there: see `ConsumerFunction`.
 
-        `def` runs in threads, `async def` in asyncio. Its one free parameter gets the payload, converted to the
-        annotated type; a payload that does not fit is rejected permanently. A parameter annotated `Transaction` gets
-        the transaction, one with the name or the type of a service gets the service. With a `contract` it takes
-        `session`, and its effects happen once; `verification` is what `onceward verify` needs to prove that: a dict of
-        the fields of `Verification`, or a function that returns one. In production, a consumer
-        without a contract starts only if `contract=None` is written out. `failures` sorts what it raises, as in
-        `{CardDeclined: business, Overloaded: outage()}`. `depends_on` names what it needs: while that is down, all
-        consumers that need it wait together. `limit` is how many start in a time or run at once in all processes
-        together, as in `Limit(rate="10/s", concurrency=5, by="customer_id")`.
+        A `def` function runs in threads, an `async def` function in asyncio. Its one free parameter gets the payload,
+        converted to the annotated type; a payload that does not fit is rejected permanently. A parameter annotated
+        `Transaction` gets the transaction, and a parameter with the name or the type of a service gets the service.
+        With a `contract` the function takes `session`, and its effects happen once; `verification` is what `onceward
+        verify` needs to prove that: a dict of the fields of `Verification`, or a function that returns one. In
+        production, a consumer without a contract starts only with an explicit `contract=None`. `failures` classifies
+        what it raises, as in `{CardDeclined: business, Overloaded: outage()}`. `depends_on` names services it needs:
+        while one is down, all consumers that need it wait together. `limit` says how many messages may start in a
+        time or run at once in all processes together, as in `Limit(rate="10/s", concurrency=5, by="customer_id")`.
 
-        `commit="group"` lets events that wait together share one commit, `commit="each"` gives each its own; the
-        default is "group" on SQLite and "each" on PostgreSQL.
+        `commit="group"` lets events that are waiting at the same time share one commit, `commit="each"` gives each
+        its own; the default is "group" on SQLite and "each" on PostgreSQL.
 
-        `order_by="customer_id"`, or a function of the payload, runs events of one customer one after another, in the
-        order of their arrival. A dead one holds those behind it until it is redriven or discarded, unless
-        `on_dead="continue"`; with `most_held` keys held, the consumer waits.
+        `order_by="customer_id"`, or a function of the payload, runs events of one customer one after another, in
+        order of arrival. A dead letter blocks later events of its key until it is redriven or discarded, unless
+        `on_dead="continue"`; when `most_held` keys are blocked, the consumer waits.
         """
         if callable(source):
             raise ConfigurationError(
@@ -286,7 +286,7 @@ class Onceward:
     def _rules_of(self, name: str, failures: Rules | None, depends_on: Sequence[str]) -> RuleBook:
         own = check_rules(failures or {}, name)
         names = check_names(depends_on, self.dependencies, own, name)
-        return RuleBook(own=own, of_app=self.failures, depends_on=names, dependencies=self.dependencies)
+        return RuleBook.of(name, own, names, self.failures, self.dependencies)
 
     @overload
     def service(self, function: F, /) -> F: ...
@@ -295,13 +295,15 @@ class Onceward:
         self, function: None = None, /, *, outside: bool = True, per: Per = "process"
     ) -> Callable[[F], F]: ...
     def service(self, function: Any = None, /, *, outside: bool = True, per: Per = "process") -> Any:
-        """Let consumers declared below take what the function makes, as a parameter of its name or its return type.
+        """Let consumers declared below take the object that the function returns, as a parameter with its name or its
+        return type.
 
         The function returns the object, or yields it and cleans up after the `yield`; `async def` is for `async def`
-        consumers. Its own parameters are services. Each worker process opens a service once, before its first message,
-        and closes it after the last. With `per="message"`, each call of a handler gets its own: its factory may take
-        the `Transaction` and the sessions of the message, too, and cleans up before the commit. `onceward verify`
-        never opens it, but asks for a fake, unless `outside=False` says that it calls nothing outside the process.
+        consumers. Its own parameters are services. Each worker process opens a service once, before its first
+        message, and closes it after the last. With `per="message"`, each call of a handler gets its own object: the
+        factory may also take the message's `Transaction` and sessions, and cleans up before the commit. `onceward
+        verify` never opens a service, but asks for a fake, unless `outside=False` says that it calls nothing outside
+        the process.
         """
 
         def decorate(function: F) -> F:
@@ -311,8 +313,9 @@ class Onceward:
         return decorate if function is None else decorate(function)
 
     def lifespan(self, function: F) -> F:
-        """Run the function around the messages of each worker process: to its `yield` before the first, and the rest
-        after the last. It may take services. `async def` needs a consumer that is `async def`."""
+        """Run the function around the messages of each worker process: the code before its `yield` before the first
+        message, the rest after the last. It may take services. An `async def` lifespan needs an `async def`
+        consumer."""
         self.services.add_lifespan(function)
         return function
 
@@ -380,9 +383,9 @@ class Onceward:
     ) -> Callable[[F], F]:
         """Send the consumer or producer below a message every "30s", "5m", "24h", "7d": once across all processes.
 
-        A consumer gets `payload`, or {"schedule": …, "slot": …} without one. What a producer returns goes to its sink;
-        it takes nothing, or the slot as a datetime. The slots are multiples of the interval since 1970, in UTC. Slots
-        that pass while nothing runs: `catch_up` says whether the "last", "all" or "none" of them are sent later. The
+        A consumer gets `payload`, or {"schedule": …, "slot": …} without one. What a producer returns goes to its
+        sink; it takes nothing, or the slot as a datetime. The slots are multiples of the interval since 1970, in UTC.
+        `catch_up` says which slots that passed while nothing ran are sent later: the "last", "all" or "none". The
         relay of `onceward run` or `onceward relay` sends them; each message has an id that names its slot.
         """
         check_is_called(interval, '@app.every("5m")')
@@ -417,9 +420,9 @@ class Onceward:
     def produce(
         self, function: Callable[Arguments, Any], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Report:
-        """Call a producer and send what it returns or yields: payloads, transactions, or what is `Delayed`.
+        """Call a producer and send what it returns or yields: payloads, transactions, or `Delayed` messages.
 
-        Returns once everything is in the sink. Raises `NotSentException`, with the report, if some of it is not.
+        Returns when everything is in the sink. Raises `NotSentException`, with the report, if something is not.
         """
         from onceward.app.send.produce import produce
 
@@ -451,6 +454,7 @@ class Onceward:
         return found
 
 
-def consumers_of(function: Any) -> list[tuple[Onceward, Consumer]]:
-    """The consumers that a decorated function is, in all apps."""
-    return [(app, each) for app in _apps for each in app.consumers.values() if each.function == function]
+def consumers_of(function: Any = None) -> list[tuple[Onceward, Consumer]]:
+    """The consumers that a decorated function is, in all apps. None: all consumers."""
+    found = [(app, each) for app in _apps for each in app.consumers.values()]
+    return [pair for pair in found if function is None or pair[1].function == function]

@@ -47,6 +47,8 @@ def task_class(consumer: Consumer) -> type[Any]:
         "process_transaction": consumer.signature.method(function, asynchronous=consumer.asynchronous),
         "contract": consumer.contract,
         "commit": consumer.commit,
+        "order_rule": consumer.order,
+        "limit_keys": consumer.limit_keys,
         "takes_batches": consumer.takes_batches,
         "verification": consumer.verification,
         "outbox": consumer.outbox,
@@ -140,7 +142,7 @@ async def _build_task(
         letters = await _dead_letters(engine, app, consumer, asynchronous)
         limit = _limit(engine, app, consumer, asynchronous)
         chain += [letters] if limit is None else [limit, letters]
-        records = _records(engine, asynchronous)
+        records = _records(engine, app, asynchronous)
         if consumer.contract is not None:
             check_connections(consumer, app.database)
             inbox = await _inbox(engine, app, consumer.contract, asynchronous)
@@ -176,12 +178,14 @@ def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer
     return [*app.middleware, FailureRules, *limits[0], *inbox, *more, *limits[1], *letters]
 
 
-def _records(engine: Any, asynchronous: bool) -> Any:
+def _records(engine: Any, app: Onceward, asynchronous: bool) -> Any:
     """Where outages and pauses are noted."""
     from onceward.failures.records import FleetRecords
     from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
-    return FleetRecords((AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine))
+    return FleetRecords(
+        (AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine), owner=app.owner
+    )
 
 
 def limit_scope(app: Onceward, consumer: Consumer) -> str:
@@ -275,20 +279,10 @@ def consumer_id(consumer: Consumer) -> str:
     return consumer.identity[0]
 
 
-SQLITE_OPTIONS = (
-    "timeout",
-    "isolation_level",
-    "detect_types",
-    "check_same_thread",
-    "cached_statements",
-    "uri",
-)
-"""What the driver takes from a URL. With uri=true, SQLite itself takes anything."""
-
-
 def _check_options(url: str, parsed: URL) -> None:
-    unknown = [name for name in parsed.query if name not in SQLITE_OPTIONS]
-    if unknown and not parsed.query.get("uri"):
+    from onceward.db.engines import unknown_sqlite_options
+
+    if unknown := unknown_sqlite_options(parsed):
         raise ConfigurationError(
             f"the database {mask_url(url)!r} has an unknown setting {unknown[0]}; remove it: an app's database always "
             "runs with SQLite's defaults, synchronous=FULL among them"

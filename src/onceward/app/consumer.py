@@ -78,7 +78,9 @@ class Consumer(SendsToSource):
         self.limit_keys = None if limit is None else KeyReader(limit, name, self.signature.model)
         if limit is not None and commit is None and not self.takes_batches and self.contract is not None:
             self.commit = "each"  # a slot is free when the commit is made, not when that of others is
-        self.order = None if order is None else check_order(*order, self.contract, self.source, name)
+        self.order = None
+        if order is not None:
+            self.order = check_order(*order, self.contract, self.source, name, self.signature.model)
         self._check_services()
         check_delays(self)
         check_attempts(self)

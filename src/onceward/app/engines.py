@@ -85,7 +85,8 @@ def open_engine(app: Onceward, *, asynchronous: bool, size: int | None = None) -
 
     url = database_url(app.database, asynchronous=asynchronous)
     dialect: Any = url.get_dialect()
-    options: dict[str, Any] = {"connect_args": connect_arguments(url, database_timeouts(app))}
+    arguments = connect_arguments(url, database_timeouts(app), asynchronous=asynchronous)
+    options: dict[str, Any] = {"connect_args": arguments}
     if size is not None and issubclass(dialect.get_pool_class(url), QueuePool):  # not in memory
         options |= {"pool_size": size, "max_overflow": 0}
     if asynchronous:

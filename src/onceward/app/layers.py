@@ -75,7 +75,7 @@ def _tables(directory: Path) -> Iterator[Layer]:
 
 
 def _toml(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+    if not _is_there(file):
         return {}
     try:
         return tomllib.loads(file.read_text("utf-8"))
@@ -87,7 +87,7 @@ def _toml(file: Path) -> dict[str, Any]:
 
 def _dotenv(file: Path) -> dict[str, str]:
     """The variables of a .env file. Only settings are taken from it; the process's environment stays as it is."""
-    if not file.is_file():
+    if not _is_there(file):
         return {}
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream
@@ -105,13 +105,20 @@ def _dotenv(file: Path) -> dict[str, str]:
 def _secrets(directory: Path) -> Iterator[Layer]:
     """One setting from each file whose name is that of a variable, in capitals or not."""
     try:
-        files = sorted(file for file in directory.iterdir() if file.is_file())
+        files = sorted(directory.iterdir())
     except OSError as error:
         raise ConfigurationError(f"{SECRETS_DIR}: {directory} cannot be read: {error.strerror}") from None
     for file in files:
         name = file.name.upper()
-        if name.startswith(PREFIX) and not name.startswith(FOREIGN):
+        if name.startswith(PREFIX) and not name.startswith(FOREIGN) and _is_there(file):
             yield _variable(str(file), name, _text(file).strip())
+
+
+def _is_there(file: Path) -> bool:
+    """Whether there is such a file. A directory in its place is an error, but .env may be a virtual environment."""
+    if file.is_dir() and not (file / "pyvenv.cfg").exists():
+        raise ConfigurationError(f"{file} is a directory, not a file")
+    return file.is_file()
 
 
 def _text(file: Path) -> str:

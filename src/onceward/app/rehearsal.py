@@ -22,14 +22,14 @@ PREDICTED = {
     "superseded": "is superseded: no effect",
     "wait": "would wait",
     "effect": "would run an effect",
-    "breach": "would die again: contract",
+    "breach": "would die again",
     "raise": "would die again: raises",
 }
 """What a prediction says about a letter."""
 
 
 LONGEST = 60.0
-"""Seconds that the dry run of a poison letter may take."""
+"""Seconds that a dry run in a process of its own may take."""
 
 
 class Unopened:
@@ -112,11 +112,8 @@ def is_poison(letter: DeadLetter) -> bool:
 
 
 def predict_edit(task: Any, draft: Draft, body: bytes, engine: Engine) -> Prediction:
-    """Predict what this letter would do with another body."""
-    transaction = draft.transaction(body)
-    if is_poison(draft.letter):
-        return predict_apart(task, transaction, engine)
-    return predict(task, [transaction], engine, poison_fixed=True)[0]
+    """Predict what this letter would do with another body. Nobody has tried that one: it may kill the process."""
+    return predict_apart(task, draft.transaction(body), engine)
 
 
 def predict_apart(task: Any, transaction: Transaction, engine: Engine) -> Prediction:
@@ -165,7 +162,7 @@ async def _predict_async(
 
     driver = "sqlite+aiosqlite" if engine.dialect.name == "sqlite" else "postgresql+psycopg"
     url = engine.url.set(drivername=driver)
-    arguments = connect_arguments(url, name="onceward")
+    arguments = connect_arguments(url, name="onceward", asynchronous=True)
     async_engine = hide_values(create_async_engine(url, connect_args=arguments))
     try:
         return await dry_run_async(task, transactions, async_engine, poison_fixed=poison_fixed)

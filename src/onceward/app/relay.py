@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from onceward._process.readiness import Doorbell
 from onceward.app.app import RELAY, Consumer, Onceward
 from onceward.app.services import Injection, Services
 from onceward.connectors.urls import Address
@@ -48,8 +49,9 @@ class RelaySignature:
 class OutboxAddress(Address):
     """The outbox of an app as a source."""
 
-    def __init__(self, app: Onceward) -> None:
+    def __init__(self, app: Onceward, *, in_place: bool) -> None:
         self._app = app
+        self._in_place = in_place
         self.url = "outbox"
         self.sink = False
         self.scheme = "outbox"
@@ -81,12 +83,21 @@ class OutboxAddress(Address):
         app = self._app
         engine = app.engines.take(asynchronous=False)
         targets = app.outbox.targets
-        timetable = Timetable(engine, app.name, app.schedules.values(), app.outbox)
+        door = Doorbell()
+        timetable = Timetable(
+            engine,
+            app.name,
+            app.schedules.values(),
+            app.outbox,
+            in_place=self._in_place,
+            on_made=door.ring,
+        )
         return Relay(
             engine,
             lambda target: app.detour(address(target, targets)),
             retention=app.settings.outbox_retention,
-            publish_due=timetable.publish,
+            timetable=timetable,
+            door=door,
             on_close=app.engines.give_back,
         )
 
@@ -95,12 +106,13 @@ class RelayConsumer(Consumer):
     """A consumer that nobody decorated. It runs in threads, whatever the others do: every sink has a connector for
     threads."""
 
-    def __init__(self, app: Onceward) -> None:
+    def __init__(self, app: Onceward, *, in_place: bool = False) -> None:
+        """With `in_place`, a look at schedules ends when their producers have returned."""
         self.says_contract = True
         self.function = relay
         self.name = RELAY
         self.signature: Any = RelaySignature()
-        self.source = OutboxAddress(app)
+        self.source = OutboxAddress(app, in_place=in_place)
         self.policy = ConsumerPolicy.model_validate(POLICY)
         self.asynchronous = self.takes_batches = False
         self.failures = RuleBook()

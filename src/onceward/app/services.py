@@ -23,9 +23,9 @@ from collections.abc import (
 )
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from onceward.app.injection.parameters import taken_by_hint
+from onceward.app.injection.parameters import plain, taken_by_hint
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Services(dict[str, Service]):
 
     def match(self, taker: str, name: str, hint: Any) -> Service | None:
         """The service that a parameter of `taker` gets; None if there is none. Raises if it is not clear which."""
-        hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        hint = plain(hint)
         named = self.get(name)
         if named is not None:
             if not _fits(named, hint):

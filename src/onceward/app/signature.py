@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -172,9 +173,37 @@ class Signature:
         made: Any = process  # in asyncio, what it returns is awaited
         if self.injection.parameters or self.guests:
             made = process_with_async if asynchronous else process_with
+        elif self._takes_one(function):
+            made = self._method_of_one(function)
         made.__wrapped__ = function
         made.__qualname__ = function.__qualname__
         return made  # type: ignore[no-any-return]
+
+    def _takes_one(self, function: Callable[..., Any]) -> bool:
+        """Whether the payload or the transaction is all that it takes, and by position is the same as by name: in a
+        plain function, which has no decorator that might tell the difference."""
+        names = [each for each in (self._payload, self._transaction, self._session) if each is not None]
+        if type(function) is not FunctionType or hasattr(function, "__wrapped__") or len(names) != 1:
+            return False
+        taken = inspect.signature(function).parameters[names[0]]
+        return taken.kind is taken.POSITIONAL_OR_KEYWORD and function.__code__.co_varnames[0] == names[0]
+
+    def _method_of_one(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """As `process` of `method`, without a dict of arguments for each message."""
+        fit = self._fit
+
+        def process_transaction(_: Any, transaction: Transaction, /, session: Any = None, **__: Any) -> Any:
+            return function(transaction)
+
+        def process_payload(_: Any, transaction: Transaction, /, session: Any = None, **__: Any) -> Any:
+            return function(transaction.payload)
+
+        def process_fitted(_: Any, transaction: Transaction, /, session: Any = None, **__: Any) -> Any:
+            return function(fit(transaction.payload))  # type: ignore[misc]
+
+        if self._transaction is not None:
+            return process_transaction
+        return process_payload if fit is None else process_fitted
 
     def arguments(self, transaction: Any, session: Any = None) -> dict[str, Any]:
         """The arguments by name. Raises TransactionException (business) if a payload does not fit."""

@@ -20,6 +20,10 @@ class AppTargets:
     def __init__(self, app: Onceward) -> None:
         self._app = app
 
+    def check(self, address: Address) -> None:
+        """Raise `ConfigurationError` if the relay cannot publish there."""
+        self._app.detour(address)
+
     def name_of(self, function: Callable[..., Any]) -> str:
         """Return `consumer:NAME` or `producer:NAME`."""
         app = self._app
@@ -51,6 +55,16 @@ class AppTargets:
             f"{self._app.name} has no {kind} {own!r}; its messages wait in the outbox until an app "
             "that has it relays them"
         )
+
+
+def reachable(address: Address) -> Address:
+    """Return it. Raises `ConfigurationError` if only one process could read there what it has written."""
+    if address.in_process:
+        address.refuse(
+            "the relay of the outbox runs in another process and has another memory, where messages are lost; use a "
+            "durable one, such as sqlite:///orders.db, or test the app with onceward.testing.app"
+        )
+    return address
 
 
 def database_place(app: Onceward) -> Place:

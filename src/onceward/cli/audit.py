@@ -14,7 +14,8 @@ from onceward.cli.exit import FAILED, AsJson, option
 from onceward.cli.output import echo, for_people, print_json, print_table
 
 audit = typer.Typer(
-    no_args_is_help=True, help="Log of what operators did: append-only, each row sealed by the next."
+    no_args_is_help=True,
+    help="Log of what operators did: append-only, each row sealed by a hash in the next.",
 )
 
 

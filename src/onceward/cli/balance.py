@@ -53,17 +53,17 @@ def balance(
 ) -> None:
     """Check that every message is accounted for: applied, waiting, dead or dropped.
 
-    appended = applied + duplicate + pending + dead + dropped. Each message is looked up by its id, if its source lists
-    them; what cannot be determined is unknown. It only reads, and works before, during and after a run; a Redis stream
-    is read as a whole.
+    appended = applied + duplicate + pending + dead + dropped. It looks up each message by its id, if the source lists
+    its messages, and reports what it cannot determine as unknown. It only reads, and works before, during and after a
+    run; it reads the whole of a Redis stream.
 
     Each target of the app's outbox has a line, too: committed = published + waiting + dead + canceled + removed after
-    the retention, and what was published is looked for at the sink. There, appended is committed, applied published
-    and pending waiting.
+    the retention, and it looks for published messages at the sink. In such a line, appended means committed, applied
+    means published, and pending means waiting.
 
-    Exit code: 0 if it holds; 1 if messages are missing, or exist that were never appended; 2 for wrong arguments, for
-    something that cannot be reached, or for a --source or --database that does not exist; 3 if it is unknown whether it
-    holds.
+    Exit code: 0 if it holds; 1 if messages are missing, or exist that were never appended; 2 for wrong arguments, or
+    for a --source, or its --database, that does not exist or cannot be reached; 3 if it is unknown whether it holds, as
+    for the consumers of an app whose broker or database is down.
     """
     from onceward.connectors.reports import ServerUnreachable
     from onceward.inspection.counts import balance_of
@@ -121,9 +121,8 @@ def _of_app(
     app: str, consumer: str | None, database: str | None
 ) -> tuple[dict[str, Account], dict[str, TargetAccount]]:
     from onceward.app.app import RELAY
-    from onceward.app.build import consumer_id
     from onceward.app.lookup import load_app
-    from onceward.inspection.counts import Account
+    from onceward.inspection.counts import account_of
     from onceward.inspection.outbox_balance import balance_outbox
     from onceward.outbox.targets import address
 
@@ -139,15 +138,7 @@ def _of_app(
         address_of = partial(address, targets=loaded.outbox.targets)
         targets = balance_outbox(database or loaded.settings.database, address_of)
     return {
-        name: Account(
-            each.source,
-            consumer_id(each),
-            database or loaded.settings.database,
-            contract=each.contract is not None,
-            may_be_new=True,
-        )
-        for name, each in loaded.consumers.items()
-        if name in names
+        name: account_of(loaded, each, database) for name, each in loaded.consumers.items() if name in names
     }, targets
 
 

@@ -29,10 +29,10 @@ def config(
 ) -> None:
     """Show every setting and where its value came from.
 
-    An ONCEWARD_… variable wins over .env, that over a file in ONCEWARD_SECRETS_DIR, that over onceward.toml, that over
-    [tool.onceward] in pyproject.toml, that over the code: a keyword of Onceward(…) has the origin `keyword`, an
-    argument of a decorator the origin `code`. Options of `onceward run` win over all. Of policies only the fields that
-    were set are shown. Passwords are hidden.
+    Settings come from these places; an earlier one wins over a later one: options of `onceward run` (not shown here),
+    ONCEWARD_… variables, .env, files in ONCEWARD_SECRETS_DIR, onceward.toml, [tool.onceward] in pyproject.toml, and
+    the code. A keyword of Onceward(…) has the origin `keyword`, an argument of a decorator the origin `code`. For
+    policies, only the fields that were set are shown. Passwords are hidden.
 
     Exit code: 0; 2 if a setting is wrong.
     """

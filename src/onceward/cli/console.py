@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from onceward._secrets import mask_url
 from onceward.cli.exit import MISUSED, argument, fail, option, refuse_mistakes
 from onceward.cli.output import echo
 from onceward.errors import ConfigurationError
@@ -30,9 +31,7 @@ Examples:
 """
 LISTEN = "127.0.0.1:8090"
 
-Listen = Annotated[
-    str, option("HOST:PORT", "Where to serve; another address than this machine's needs users.")
-]
+Listen = Annotated[str, option("HOST:PORT", "Where to serve; an address that others can reach needs users.")]
 Users = Annotated[
     Path | None, option("FILE", "Users with hashed passwords, one per line.", show_default="none")
 ]
@@ -62,9 +61,9 @@ def console(
 ) -> None:
     """Serve the console of an app: what runs, what waits, what died, and what to do about it.
 
-    Without users it answers this machine alone. A viewer sees everything, with payloads redacted; an operator also
-    dry-runs, redrives, edits and holds dead letters; an admin also discards them, and sees whole payloads. Every action
-    is in the audit, with the user's name.
+    Without users it answers only on this machine. A viewer sees everything, with payloads redacted; an operator also
+    dry-runs, redrives, edits and holds dead letters, and pauses consumers; an admin also discards letters, and sees
+    whole payloads. The audit log records every action with the user's name.
 
     Exit code: 0 after a signal; 2 for wrong arguments, an address that is in use, or one that needs users.
     """
@@ -74,7 +73,10 @@ def console(
             return
         if app is None:
             fail("name the app, as in `onceward console shop:app`", False, MISUSED)
-        _serve(app, listen, access_of(users, user_header, role_header, proxy), run or [])
+        runs = run or []
+        for each in runs:
+            _check_run(each)
+        _serve(app, listen, access_of(users, user_header, role_header, proxy), runs)
 
 
 def access_of(
@@ -103,6 +105,20 @@ def _add_user(users: Path | None, name: str, role: str) -> None:
         password = sys.stdin.readline().rstrip("\n")
     UsersFile(users).add(name, password, Role[role.upper()])
     echo(f"{name} is now {role.lower()} in {users}.")
+
+
+def _check_run(url: str) -> None:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise ConfigurationError(
+            f"--run must be the URL of a run's --health, as in http://127.0.0.1:8080, not {mask_url(url)!r}"
+        )
 
 
 def _serve(target: str, listen: str, access: Access, runs: list[str]) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from onceward.cli.database import Database, open_engine, open_inbox
@@ -14,6 +15,7 @@ from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.db.transaction import DbTransaction
+    from onceward.failures.records import PauseChange
     from onceward.inbox import Inbox
     from onceward.inbox.evidence.evidence import Evidence
     from onceward.storage.database import Sql
@@ -38,19 +40,21 @@ USUAL = {"retention": "standard", "sequencing": "none", "paused": ""}
 def list_(database: Database, as_json: AsJson = False) -> None:
     """List the registered consumers, with their teams and how long their records are kept.
 
+    It also lists paused consumers that are not registered, such as those without a contract.
+
     Exit code: 0, even if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
     with open_inbox(database, as_json) as inbox:
-        paused = _paused(inbox)
-        found = [_describe(row, paused) for row in inbox.consumers()]
+        found = _known(inbox)
     if as_json:
         print_json(found)
         return
     rows = [
         {
-            **each["contract"],
+            **dict.fromkeys(COLUMNS),
+            **(each["contract"] or {}),
             **each,
-            "kept": _format_days(each["kept_days"]),
+            "kept": _format_kept(each),
             "updated_at": for_people(each["updated_at"]),
             "paused": each["paused"] or "",
         }
@@ -67,21 +71,22 @@ def show(
 ) -> None:
     """Show the registered contract of one consumer, and the newest evidence in the database.
 
-    Exit code: 0; 1 if the database fails; 2 for a consumer that is not registered, wrong arguments or missing tables.
+    Exit code: 0; 1 if the database fails; 2 for a consumer that is neither registered nor paused, wrong arguments
+    or missing tables.
     """
     with open_inbox(database, as_json) as inbox:
-        found = {row["consumer_id"]: row for row in inbox.consumers()}
-        paused = _paused(inbox)
+        found = {each["consumer_id"]: each for each in _known(inbox)}
         evidence = [_describe_evidence(each) for each in inbox.evidence(consumer_id)[:1]]
     if consumer_id not in found:
-        fail(unknown_consumer(consumer_id, list(found)), as_json, MISUSED)
-    consumer = {**_describe(found[consumer_id], paused), "evidence": evidence[0] if evidence else None}
+        registered = [name for name, each in found.items() if each["contract"] is not None]
+        fail(unknown_consumer(consumer_id, registered), as_json, MISUSED)
+    consumer = {**found[consumer_id], "evidence": evidence[0] if evidence else None}
     if as_json:
         print_json(consumer)
         return
     fields = {
-        **consumer["contract"],
-        "kept": _format_days(consumer["kept_days"]),
+        **(consumer["contract"] or {"consumer_id": consumer_id}),
+        "kept": _format_kept(consumer),
         "registered_at": consumer["registered_at"],
         "updated_at": consumer["updated_at"],
         "paused": consumer["paused"] or "no",
@@ -97,27 +102,37 @@ def unknown_consumer(consumer_id: str, registered: list[str]) -> str:
     return f"consumer {consumer_id!r} is not registered; registered: {', '.join(registered) or 'none'}"
 
 
-def _paused(inbox: Inbox) -> dict[str, str]:
-    """Who paused a consumer and why, by its id."""
-    from onceward.failures.board import describe_pause
+def _known(inbox: Inbox) -> list[dict[str, Any]]:
+    """The registered consumers, and the paused ones, which may have no contract."""
+    from onceward.failures.board import describe_pauser
     from onceward.failures.records import read_state
     from onceward.storage.database import Sql
 
-    rows = Sql(inbox.engine.dialect.name)
     with inbox.engine.connect() as connection:
-        paused = read_state(connection, rows).paused
-    return {each.consumer_id: describe_pause(each).partition(" is paused ")[2] for each in paused.values()}
+        state = read_state(connection, Sql(inbox.engine.dialect.name))
+    paused: dict[str, dict[str, str]] = {}
+    for consumer_id, name in sorted(state.paused):
+        paused.setdefault(consumer_id, {})[name] = describe_pauser(state.paused[consumer_id, name])
+    registered = {row["consumer_id"]: row for row in inbox.consumers()}
+    return [
+        {
+            "consumer_id": each,
+            "contract": row.get("contract"),
+            "kept_days": _days(row["contract"]) if row else None,
+            "registered_at": iso_time(row.get("registered_at")),
+            "updated_at": iso_time(row.get("updated_at")),
+            "paused": _join(paused.get(each, {})),
+        }
+        for each in sorted({*registered, *paused})
+        for row in [registered.get(each, {})]
+    ]
 
 
-def _describe(row: dict[str, Any], paused: dict[str, str]) -> dict[str, Any]:
-    return {
-        "consumer_id": row["consumer_id"],
-        "contract": row["contract"],
-        "kept_days": _days(row["contract"]),
-        "registered_at": iso_time(row["registered_at"]),
-        "updated_at": iso_time(row["updated_at"]),
-        "paused": paused.get(row["consumer_id"]),
-    }
+def _join(pausers: dict[str, str]) -> str | None:
+    """Who paused it, by its name in each app; usually there is one."""
+    if len(pausers) > 1:
+        return "; ".join(f"{name} {who}" for name, who in pausers.items())
+    return next(iter(pausers.values()), None)
 
 
 def _describe_evidence(evidence: Evidence) -> dict[str, Any]:
@@ -140,7 +155,10 @@ def _days(contract: dict[str, Any]) -> float | str | None:
         return "invalid"
 
 
-def _format_days(days: float | str | None) -> str:
+def _format_kept(consumer: dict[str, Any]) -> str | None:
+    days: float | str | None = consumer["kept_days"]
+    if consumer["contract"] is None:
+        return None
     if days is None:
         return "until released"
     return days if isinstance(days, str) else f"{days:g} day{'' if days == 1 else 's'}"
@@ -149,7 +167,8 @@ def _format_days(days: float | str | None) -> str:
 # ── pauses ──────────────────────────────────────────────────────────────────────────────────────────────
 
 ConsumerName = Annotated[str, argument("CONSUMER", "Consumer id, or the name of the consumer in its app.")]
-Why = Annotated[str, option("TEXT", "Why; shown wherever the pause is, and kept in the audit log.")]
+PauseReason = Annotated[str, option("TEXT", "Why; shown wherever the pause is, and kept in the audit log.")]
+ResumeReason = Annotated[str, option("TEXT", "Why; kept in the audit log.")]
 
 PAUSE_EXAMPLES = """
 Examples:
@@ -163,15 +182,18 @@ Examples:
 def pause(
     consumer: ConsumerName,
     database: Database,
-    reason: Why = "",
+    reason: PauseReason = "",
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a consumer fetch nothing, in all processes, until it is resumed.
+    """Stop a consumer from fetching, in all processes, until you resume it.
 
-    Running processes notice within two seconds. What their handlers have begun is finished; what was fetched and not
-    begun goes back to the source, and no delivery is counted. The pause is in the database: it survives restarts, and
-    can be set while nothing runs.
+    Running processes notice within two seconds. They finish messages that their handlers have started, and return the
+    others to the source without counting a delivery. The pause is in the database: it survives restarts, and you can
+    set it while nothing runs, once the consumer has run.
+
+    If it is paused already, your name and `--reason` replace the earlier ones; the audit log keeps both. Without
+    `--reason` nothing changes, and the output says who paused it and why.
 
     Exit code: 0, also if it was paused already; 1 if the database fails; 2 for an unknown consumer, wrong arguments or
     missing tables.
@@ -182,11 +204,11 @@ def pause(
 def resume(
     consumer: ConsumerName,
     database: Database,
-    reason: Why = "",
+    reason: ResumeReason = "",
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a paused consumer go on.
+    """Let a paused consumer continue.
 
     Exit code: 0, also if it was not paused; 1 if the database fails; 2 for an unknown consumer, wrong arguments or
     missing tables.
@@ -201,20 +223,33 @@ def _set_pause(
     from onceward.failures import records
     from onceward.storage.database import BlockingStoragePorts, Sql
 
-    def change(transaction: DbTransaction, rows: Sql) -> bool:
+    def change(transaction: DbTransaction, rows: Sql) -> records.PauseChange:
         do = records.pause if action == "pause" else records.resume
         return do(transaction, rows, consumer, who(operator), reason)
 
     with open_engine(database, as_json) as engine:
         ports = BlockingStoragePorts(engine)
-        changed = run_blocking(ports.transact(change, Sql(ports.dialect.name)))
+        done = run_blocking(ports.transact(change, Sql(ports.dialect.name)))
     if as_json:
-        print_json({"consumer": consumer, "paused": action == "pause", "changed": changed})
+        earlier = [msgspec.to_builtins(each) for each in done.earlier]
+        earlier = [{**each, "paused_at": iso_time(each["paused_at"])} for each in earlier]
+        paused = action == "pause"
+        print_json({"consumer": consumer, "paused": paused, "changed": done.changed, "earlier": earlier})
+    elif action == "resume":
+        echo(f"{consumer} {'is resumed' if done.changed else 'was not paused'}.")
+    else:
+        _echo_pause(consumer, done, reason)
+
+
+def _echo_pause(consumer: str, done: PauseChange, reason: str) -> None:
+    from onceward.failures.board import describe_pauser
+
+    if not done.earlier:
+        echo(f"{consumer} is paused; running processes notice within two seconds.")
         return
-    text = {
-        ("pause", True): "is paused; running processes notice within two seconds",
-        ("pause", False): "was paused already",
-        ("resume", True): "is resumed",
-        ("resume", False): "was not paused",
-    }[action, changed]
-    echo(f"{consumer} {text}.")
+    for each in done.earlier:
+        echo(f"{each.name} was paused already, {describe_pauser(each)}")
+    if done.changed:
+        echo("Your name and reason are stored instead; the audit log keeps both.")
+    elif not reason.strip():
+        echo("Nothing was changed; give a --reason to replace it.")

@@ -197,7 +197,9 @@ def _check_file(url: URL, is_new: bool) -> None:
         raise ConfigurationError(
             f"{path} is a directory; name a file, as in sqlite:///{url.database}/inbox.db"
         )
-    if not is_new and not path.is_file():
+    if path.exists() and not path.is_file():
+        raise ConfigurationError(f"{path} is not a database file; check the database URL")
+    if not is_new and not path.exists():
         raise ConfigurationError(
             f"database {path} does not exist; check the URL, or create it with "
             f"`onceward inbox migrate --database {mask_url(url.render_as_string())}`"

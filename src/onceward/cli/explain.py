@@ -38,8 +38,9 @@ def explain(
 ) -> None:
     """Show what each consumer guarantees, its weakest link, and how to strengthen it.
 
-    The headline is the weakest statement that is true. Checks sources, contracts, evidence and settings, and asks
-    Redis, PostgreSQL, SQLite and boundaries how durable their setup is. What it cannot determine is unknown.
+    The headline is the weakest statement that is true. It checks sources, contracts, evidence and settings, and asks
+    Redis, PostgreSQL, SQLite and boundaries how durable their setup is. It reports what it cannot determine as
+    unknown.
 
     Exit code: 0, whatever it found; 2 for wrong arguments.
     """

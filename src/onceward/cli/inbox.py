@@ -48,8 +48,8 @@ def migrate(
 ) -> None:
     """Create the inbox tables, or bring them up to date.
 
-    Creates a missing SQLite file. With `--print` the database is not touched. Stop all consumers of another version
-    before you run it. With `--back-to`, the tables return to what an older version needs, and no record is lost; run it
+    Creates a missing SQLite file. `--print` does not touch the database. Stop all consumers of another version before
+    you run it. With `--back-to`, the tables return to what an older version needs, and no record is lost; run it
     before you install that version.
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments.
@@ -194,8 +194,9 @@ def hold(
 ) -> None:
     """Protect the records of one event, or of a whole consumer, from every purge until they are released.
 
-    It takes effect at once, even in a running purge. Placing a hold twice is the same as once. An
-    event can be held before it arrives; the output says if it has no records, because its id may be wrong.
+    It takes effect at once, even in a running purge. Placing a hold twice is the same as once: the first reason
+    stays, and the output says who gave it. An event can be held before it arrives; the output says if it has no
+    records, because its id may be wrong.
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments, an unknown consumer or missing tables.
     """
@@ -203,12 +204,13 @@ def hold(
         _check_known(opened_inbox, consumer, as_json)
         is_new = opened_inbox.hold(consumer, tracking_id, reason=reason, operator=who(operator))
         known = tracking_id is None or _has_records(opened_inbox, consumer, tracking_id)
+        earlier = "" if is_new else _earlier_hold(opened_inbox, consumer, tracking_id)
     hint = (
         "" if known else " The inbox has no record of this event: check the id, unless it has yet to arrive."
     )
     print_result(
         {"consumer_id": consumer, "tracking_id": tracking_id, "placed": is_new, "known": known},
-        f"{_name(consumer, tracking_id)} {'is on hold' if is_new else 'was on hold already'}.{hint}",
+        f"{_name(consumer, tracking_id)} {'is on hold' if is_new else 'was on hold already'}{earlier}.{hint}",
         as_json,
     )
 
@@ -387,6 +389,18 @@ def _has_records(opened_inbox: Inbox, consumer: str, tracking_id: str) -> bool:
 
 _RECORDS = ("onceward_dedup", "onceward_attempts", "onceward_effects", "onceward_parked")
 _RECORD = "SELECT 1 FROM {table} WHERE consumer_id = :consumer AND tracking_id = :tracking LIMIT 1"
+
+
+def _earlier_hold(inbox: Inbox, consumer: str, tracking_id: str | None) -> str:
+    """Who placed it, and why."""
+    from onceward._ids import same_id
+
+    held = (consumer, same_id(tracking_id or ""))
+    for row in inbox.holds():
+        if (row["consumer_id"], same_id(row["tracking_id"])) == held:
+            since = for_people(iso_time(row["placed_at"]))
+            return f", by {row['operator']} since {since} UTC: {row['reason']}. The new reason was not stored"
+    return ""
 
 
 def _name(consumer: str, tracking_id: str | None) -> str:

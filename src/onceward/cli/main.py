@@ -63,14 +63,14 @@ class LazyGroup(TyperGroup):
 
     def load(self, name: str) -> Any:
         """Import the command itself."""
-        module = import_module(module_of(name))
-        found = getattr(module, name)
+        module, inner = import_module(module_of(name)), name.replace("-", "_")
+        found = getattr(module, inner)
         holder = typer.Typer(rich_markup_mode=self.rich_markup_mode, pretty_exceptions_enable=False)
         holder.callback()(lambda: None)  # makes a group even of one command
         if isinstance(found, typer.Typer):
             holder.add_typer(found, name=name)
         else:
-            examples = getattr(module, f"{name.upper()}_EXAMPLES", None)
+            examples = getattr(module, f"{inner.upper()}_EXAMPLES", None)
             holder.command(name, epilog=examples)(found)
         group: Any = typer.main.get_command(holder)
         return group.commands[name]
@@ -130,6 +130,7 @@ COMMANDS = {
     "run": "Run the consumers of an app until stopped.",
     "console": "Serve the console of an app: what runs, what waits, what died, and what to do about it.",
     "relay": "Relay the outbox of an app until stopped.",
+    "end-worker": "End a worker process of a run on this machine; its supervisor starts another one.",
     "verify": "Prove that a consumer keeps its contract.",
     "config": "Show every setting and where its value came from.",
     "explain": "Show what each consumer guarantees, its weakest link, and how to strengthen it.",
@@ -137,11 +138,11 @@ COMMANDS = {
     "trace": "Print what happened to a transaction in all its processes: spans, retries and waits.",
     "inbox": "Inbox tables: create, inspect and purge them.",
     "consumers": "Registered consumers and their contracts.",
-    "pause": "Have a consumer fetch nothing, in all processes, until it is resumed.",
-    "resume": "Let a paused consumer go on.",
+    "pause": "Stop a consumer from fetching, in all processes, until you resume it.",
+    "resume": "Let a paused consumer continue.",
     "outbox": "Messages that wait to be published: inspect, retry or remove them.",
     "dlq": "Dead letters: inspect, discard or redrive messages that failed permanently.",
-    "audit": "Log of what operators did: append-only, each row sealed by the next.",
+    "audit": "Log of what operators did: append-only, each row sealed by a hash in the next.",
     "boundary": "A durable log of facts with named cursors: serve it, append, fetch, confirm.",
     "completion": "Print the script that makes the tab key complete commands and options.",
 }
@@ -152,6 +153,7 @@ _CONSUMERS = "onceward.cli.consumers"
 ELSEWHERE = {
     "demo": "onceward.demo.command",
     "relay": "onceward.cli.run",
+    "end-worker": "onceward.cli.run",
     "pause": _CONSUMERS,
     "resume": _CONSUMERS,
 }
@@ -193,8 +195,7 @@ def onceward(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Consume messages from anywhere and have every effect happen once, whatever crashes, times out or
-    arrives twice."""
+    """Consume messages so every effect happens once, no matter what crashes, times out or arrives twice."""
 
 
 def main() -> None:

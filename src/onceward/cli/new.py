@@ -38,7 +38,8 @@ LOCAL = """
 TEMPLATE = Path(__file__).parent / "template"
 ENDING = ".in"
 """Suffix of template files, so no tool takes them for code of this package."""
-TAKEN = {"alembic", "deploy", "fastapi", "migrations", "onceward", "ops", "tests"}
+NAMED_OTHERWISE = {"nats"}
+"""Modules that need not be installed, and have another name than their requirement: nats-py."""
 
 
 def new(
@@ -93,9 +94,26 @@ def _problem_with(name: str) -> str | None:
         )
     if keyword.iskeyword(name):
         return f"{name!r} is a Python keyword; try {name}_app"
-    if name in sys.stdlib_module_names or name in TAKEN:
+    if name in sys.stdlib_module_names or name in _taken():
         return f"{name!r} would shadow another module; try {name}_app"
     return None
+
+
+def _taken() -> set[str]:
+    """The folders of a new project, and the modules that it or onceward may import, installed or not."""
+    import tomllib
+    from importlib.metadata import packages_distributions, requires
+
+    project = tomllib.loads((TEMPLATE / f"pyproject.toml{ENDING}").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    required = [
+        *(requires("onceward") or ()),
+        *project["dependencies"],
+        *(each for extra in extras for each in extra),
+    ]
+    modules = {re.split(r"[^\w.-]", each, maxsplit=1)[0].lower().replace("-", "_") for each in required}
+    folders = {each.name for each in TEMPLATE.iterdir() if each.is_dir()} - {"package"}
+    return modules | folders | NAMED_OTHERWISE | packages_distributions().keys()
 
 
 def _files(name: str) -> Iterator[tuple[Path, str]]:

@@ -125,9 +125,9 @@ def retry(
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try messages again now that wait after a failed send. The audit records it.
+    """Retry messages now whose last send failed. The audit log records it.
 
-    One that became a dead letter is redriven with `onceward dlq redrive --consumer outbox-relay`.
+    To send a message that became a dead letter, use `onceward dlq redrive --consumer outbox-relay`.
 
     Exit code: 0; 1 if one of them does not wait after a failure, or the database fails; 2 for wrong arguments or
     missing tables.
@@ -143,10 +143,12 @@ def retry(
 @outbox.command()
 def purge(
     database: Database,
-    days: Annotated[float, option("DAYS", "Remove what was published so long ago, at least.", min=0.0)] = 1.0,
+    days: Annotated[
+        float, option("DAYS", "Remove messages published at least this many days ago.", min=0.0)
+    ] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Remove published messages. A relay does this, too, after the setting `outbox_retention`.
+    """Remove published messages. A relay also does this, after `outbox_retention` seconds.
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments or missing tables.
     """

@@ -76,9 +76,9 @@ def print_table(
     usual: Mapping[str, Any] | None = None,
     right: Collection[str] = (),
 ) -> None:
-    """`columns` maps each key to its heading. A cell that is a tuple has several lines. A column is left out if all its
-    values are the `usual` one. Numbers are aligned right, and the columns in `right`, which may have other values among
-    their numbers; with these, columns move together where a terminal is narrow."""
+    """`columns` maps each key to its heading. A cell that is a tuple has several lines. A column is left out if each of
+    its values is the `usual` one or None. Numbers are aligned right, and the columns in `right`, which may have other
+    values among their numbers; with these, columns move together where a terminal is narrow."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -87,7 +87,7 @@ def print_table(
     if not rows:
         echo(empty)
         return
-    boring = {key for key, value in (usual or {}).items() if all(row[key] == value for row in rows)}
+    boring = {key for key, value in (usual or {}).items() if all(row[key] in (None, value) for row in rows)}
     shown = {key: [_cell(row[key]) for row in rows] for key in columns if key not in boring}
     console = Console()
     if not console.is_terminal:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from onceward._imports import EndedBySignal
+from onceward._text import driver_message
 from onceward.cli.completion import envs
-from onceward.cli.exit import App, LogFormat, flag, option, refuse
-from onceward.errors import ConfigurationError
+from onceward.cli.database import ELSEWHERE, database_option, default_database, open_engine
+from onceward.cli.dlq.options import Operator, Reason, who
+from onceward.cli.exit import App, AsJson, LogFormat, argument, fail, flag, option, refuse, refuse_mistakes
+from onceward.cli.output import echo, print_json
+from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from onceward.app import Onceward
     from onceward.run.run import Site
 
@@ -40,7 +47,7 @@ Examples:
 RELAY_EXAMPLES = """
 Examples:
 
-- `onceward relay shop:app` beside a web service, whose requests send
+- `onceward relay shop:app` next to a web service that sends messages
 
 - `onceward relay shop:app --drain` to publish what waits and exit
 """
@@ -57,7 +64,7 @@ def run(
         str | None,
         option("NAME[,NAME]", "Run only these consumers, separated by commas.", show_default="all"),
     ] = None,
-    drain: Annotated[bool, flag("Exit when the sources are empty.", "--drain")] = False,
+    drain: Annotated[bool, flag("Exit when the sources and the outbox are empty.", "--drain")] = False,
     env: Annotated[
         str | None,
         option(
@@ -86,7 +93,7 @@ def run(
     ] = None,
     users: Annotated[
         Path | None,
-        option("FILE", "Users of the console; see onceward console.", show_default="this machine alone"),
+        option("FILE", "Users of the console; see onceward console.", show_default="only this machine"),
     ] = None,
 ) -> None:
     """Run the consumers of an app until stopped.
@@ -95,8 +102,8 @@ def run(
     or Ctrl-C stops fetching and lets work in flight finish, the second cuts it off, the third kills.
 
     Exit code: 0 after a clean end, even if messages failed; 130 or 143 if work was cut off, to be redelivered; 1 if it
-    failed, or with --drain if a source or database was unavailable for a minute; 2 for wrong arguments, or an app that
-    cannot run as configured.
+    failed, or with --drain if a source or database was unavailable for a minute, or messages still wait in the outbox
+    because a target cannot be reached; 2 for wrong arguments, or an app that cannot run as configured.
     """
     options = {
         "processes": processes,
@@ -122,16 +129,107 @@ def relay(
 ) -> None:
     """Relay the outbox of an app until stopped.
 
-    `onceward run` does this, too, beside the consumers. Any number of relays share the work, and the order of
-    keys is kept.
+    `onceward run` does this, too, next to the consumers. Any number of relays share the work and keep the order of
+    keys.
 
     Exit code: 0 after a clean end, even if messages failed; 130 or 143 if work was cut off; 1 if it failed, or with
-    --drain if the database was unavailable for a minute; 2 for wrong arguments, or an app without a database.
+    --drain if the database was unavailable for a minute, or messages still wait because a target cannot be reached; 2
+    for wrong arguments, or an app without a database.
     """
     from onceward.app.app import RELAY
 
     options = {"processes": processes, "env": None, "log_format": log_format, "health": health}
     start(target, RELAY, drain=drain, reload=False, concurrency=None, **options)
+
+
+END_WORKER_EXAMPLES = """
+Examples:
+
+- `onceward end-worker 4711 --reason "charge waits for a provider that hangs"` for the pid of a log line
+
+- `onceward end-worker 4711.5f0c1a2b3c4d --reason "…"` as a console on another machine shows it
+"""
+
+
+def end_worker(
+    process: Annotated[
+        str, argument("PID[.NAME]", "The process; the console adds a name that is unique to it.")
+    ],
+    reason: Reason,
+    grace: Annotated[
+        float, option("SECONDS", "How long messages in flight may take to finish.", min=0.0, max=3600.0)
+    ] = 5.0,
+    database: Annotated[
+        str | None, database_option("The app's database, which has the audit log.", ELSEWHERE)
+    ] = None,
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a worker process of a run on this machine; its supervisor starts another one.
+
+    Use it for an attempt that is stuck and has no time limit. Messages in flight in the process have --grace seconds
+    to finish. Then the process is killed with all that its handlers started, and the messages it held are delivered
+    again and count one more start. In the browser, the console of `onceward run --console` does the same.
+
+    Exit code: 0 if it has ended; 1 if it cannot be ended, or has ended and the audit cannot be written; 2 for a process
+    that is not a worker, or is another one now, a database without an audit, and wrong arguments.
+    """
+    from onceward.run.end import ForeignWorker
+    from onceward.storage.audit import check_reason
+
+    with refuse_mistakes(as_json), ExitStack() as opened:
+        why, by = check_reason(reason, "end a process"), who(operator)
+        url = database or default_database()
+        worker = opened.enter_context(ForeignWorker(process))
+        number, pid = worker.assignment.number, worker.pid
+        engine = None if url is None else opened.enter_context(open_engine(url, as_json))
+        try:
+            killed = worker.end(grace)
+        except OSError as error:  # a TimeoutError, too
+            fail(f"process {pid} cannot be ended: {error.strerror or error}", as_json)
+        if engine is not None:
+            details = {
+                "worker": number,
+                "pid": pid,
+                "host": socket.gethostname(),
+                "killed": killed,
+                "reason": why,
+            }
+            note_end(engine, by, details, as_json)
+    if as_json:
+        print_json({"worker": number, "pid": pid, "killed": killed, "audited": url is not None})
+        return
+    how = "was killed after its grace" if killed else "has finished and ended"
+    echo(f"Worker {number}, pid {pid}, {how}; its run starts another one.")
+    if url is None:
+        echo("No database is named, so no audit has it; name the one of the app with --database.")
+
+
+NOTE_PATIENCE = 30.0
+"""Seconds to try again to note who ended a process: a handler of another one may have locked the database."""
+NOTE_RETRY = 0.5
+
+
+def note_end(engine: Engine, by: str, details: dict[str, Any], as_json: bool) -> None:
+    """Write the audit. The process has ended, so no failure may sound as if nothing had happened."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from onceward._sync import run_blocking
+    from onceward.storage import audit
+    from onceward.storage.database import BlockingStoragePorts, Sql
+
+    ports = BlockingStoragePorts(engine)
+    give_up = time.monotonic() + NOTE_PATIENCE
+    while True:
+        try:
+            return run_blocking(
+                ports.transact(audit.note, Sql(ports.dialect.name), by, "end_worker", details)
+            )
+        except (OncewardError, SQLAlchemyError) as error:
+            if time.monotonic() >= give_up:
+                why = driver_message(error)
+                fail(f"process {details['pid']} was ended, but the audit does not have it: {why}", as_json)
+        time.sleep(NOTE_RETRY)
 
 
 def start(
@@ -202,6 +300,7 @@ def _console(app: Onceward) -> Site | None:
             app,
             samples=samples,
             state=pages.state,
+            end_worker=pages.supervisor.end_worker,
             redact=settings.console_redact,
             trace_url=settings.console_trace_url,
             loaded_at=loaded_at,

@@ -205,6 +205,67 @@ def test_mistakes_of_a_test_say_what_to_do(shop: Shop) -> None:
 
 
 @pytest.mark.req("IN-12")
+def test_a_consumer_that_sends_to_itself_directly_ends_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Onceward("mirror")
+
+    @app.consumer("memory://mirror", contract=None)
+    def mirror(number: int) -> None:
+        mirror.send(number + 1)
+
+    with testing.app(app) as t:
+        monkeypatch.setattr("onceward.testing.harness.MOST_MESSAGES", 50)
+        t.send(mirror, 1)
+        with pytest.raises(AssertionError, match="mirror consumed 50 messages"):
+            t.drain()
+
+
+@pytest.mark.req("IN-12")
+@pytest.mark.filterwarnings("error")
+def test_a_test_that_is_over_says_so(shop: Shop) -> None:
+    with shop.under_test() as t:
+        pass
+    for use in (
+        lambda: t.send("pay", {"id": 1}),
+        t.drain,
+        lambda: t.advance(1),
+        lambda: t.rows("SELECT 1"),
+        lambda: t.dead_letters,
+        lambda: t.engine,
+    ):
+        with pytest.raises(ConfigurationError, match="the test of shop is over"):
+            use()
+    assert (t.published, t.effects) == ([], [])
+
+
+@pytest.mark.req("IN-12")
+@pytest.mark.filterwarnings("error")
+def test_a_handler_cannot_use_the_test_that_waits_for_it() -> None:
+    app = Onceward("nested")
+    refused: list[ConfigurationError] = []
+
+    @app.consumer("memory://threads", contract=None)
+    def threads(number: int) -> None:
+        drain()
+
+    @app.consumer("memory://loop", contract=None)
+    async def loop(number: int) -> None:
+        drain()
+
+    def drain() -> None:
+        with pytest.raises(
+            ConfigurationError, match="still running, in a handler or another thread"
+        ) as found:
+            t.drain()
+        refused.append(found.value)
+
+    with testing.app(app) as t:
+        t.send(threads, 1)
+        t.send(loop, 1)
+        assert t.drain().succeeded == 2
+    assert len(refused) == 2
+
+
+@pytest.mark.req("IN-12")
 def test_consumers_that_send_in_circles_end_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onceward.testing.harness.MOST_ROUNDS", 20)
     app = Onceward("circle", database="sqlite:///circle.db")

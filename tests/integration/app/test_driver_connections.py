@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
+from psycopg.types.json import set_json_loads
+from psycopg.types.numeric import FloatLoader
 from sqlalchemy.orm import Session
 
 from onceward import Onceward
@@ -94,7 +97,12 @@ ONLY_SQLITE = {
     "cursor.executescript()": lambda db: db.cursor().executescript("SELECT 1"),
     "set_trace_callback()": lambda db: db.set_trace_callback(print),
 }
-ONLY_PSYCOPG = {"add_notice_handler()": lambda db: db.add_notice_handler(print)}
+ONLY_PSYCOPG = {
+    "add_notice_handler()": lambda db: db.add_notice_handler(print),
+    "adapters": lambda db: db.adapters.register_loader("numeric", FloatLoader),
+    "set_json_loads": lambda db: set_json_loads(print, db),
+    "cursor_factory": lambda db: setattr(db, "cursor_factory", psycopg.ClientCursor),
+}
 
 
 @pytest.mark.req("IN-08")
@@ -131,6 +139,61 @@ def test_sql_that_ends_the_transaction_is_refused(shop: OrmShop, on_postgresql: 
     assert shop.done() == on_postgresql.done() == 0
 
 
+def _server_cursor(db: Any) -> None:
+    with db.cursor("rows") as cursor:
+        cursor.execute("SELECT 1; commit")
+
+
+CAUGHT: dict[str, Any] = {
+    "execute": lambda db: db.execute("; commit"),
+    "executemany": lambda db: db.cursor().executemany("COMMIT", [()]),
+}
+CAUGHT_BY_PSYCOPG: dict[str, Any] = {
+    "sql": lambda db: db.execute(sql.SQL("; commit")),
+    "copy": lambda db: db.cursor().copy("commit").__enter__(),
+    "stream": lambda db: list(db.cursor().stream("commit")),
+    "server": _server_cursor,
+    "client": lambda db: psycopg.ClientCursor(db).execute("commit"),
+    "class": psycopg.Connection.commit,
+}
+
+
+@pytest.mark.req("IN-08")
+def test_a_handler_that_catches_the_refusal_of_a_commit_has_failed(
+    shop: OrmShop, on_postgresql: OrmShop
+) -> None:
+    ways = [(shop, sqlite3.Connection, each) for each in CAUGHT.values()]
+    ways += [(on_postgresql, psycopg.Connection, each) for each in (CAUGHT | CAUGHT_BY_PSYCOPG).values()]
+    for where, annotation, commit in ways:
+
+        def catch(db: Any, commit: Any = commit) -> None:
+            db.execute("INSERT INTO customers (name) VALUES ('ann')")
+            with suppress(Exception):
+                commit(db)
+
+        assert "in test_driver_connections.py:" in run(where, catch, annotation)
+        assert (where.rows(NAMES), where.done()) == ([], 0)
+
+
+@pytest.mark.req("IN-08")
+def test_blocks_of_psycopg_undo_what_they_are_asked_to(on_postgresql: OrmShop) -> None:
+    def write(db: psycopg.Connection[Any]) -> None:
+        with db.transaction():
+            db.execute(ADD.format("'one'"))
+            raise psycopg.Rollback
+        with db.transaction(force_rollback=True):
+            db.execute(ADD.format("'two'"))
+        with db.transaction() as outer:
+            db.execute(ADD.format("'three'"))
+            with db.transaction():
+                raise psycopg.Rollback(outer)
+        with db.transaction():
+            db.execute(ADD.format("'four'"))
+
+    assert run(on_postgresql, write, psycopg.Connection) == ""
+    assert on_postgresql.rows(NAMES) == [("four",)]
+
+
 @pytest.mark.req("IN-08")
 def test_a_connection_of_psycopg_writes_into_the_inboxs_transaction(on_postgresql: OrmShop) -> None:
     def write(db: psycopg.Connection[Any]) -> None:
@@ -145,6 +208,23 @@ def test_a_connection_of_psycopg_writes_into_the_inboxs_transaction(on_postgresq
 
     assert run(on_postgresql, write, psycopg.Connection) == ""
     assert on_postgresql.rows(NAMES) == [("ann",)]
+
+
+@pytest.mark.req("IN-08")
+def test_what_a_cursor_of_psycopg_is_given_is_its_own(on_postgresql: OrmShop) -> None:
+    seen = []
+
+    def read(db: psycopg.Connection[Any]) -> None:
+        assert sql.Literal("ann").as_string(db) == "'ann'"
+        cursor = db.cursor()
+        cursor.adapters.register_loader("numeric", FloatLoader)
+        cursor.row_factory = dict_row
+        seen.append(cursor.execute("SELECT 0.5 AS half").fetchone())
+        seen.append(db.execute("SELECT 0.5 AS half").fetchone())
+
+    assert run(on_postgresql, read, psycopg.Connection) == ""
+    assert seen == [{"half": 0.5}, (Decimal("0.5"),)]
+    assert type(seen[0]["half"]) is float
 
 
 @pytest.mark.req("IN-08")
@@ -240,6 +320,7 @@ async def hides_the_error_of_psycopg(payload: dict[str, Any], db: psycopg.AsyncC
             await db.execute(ADD.format("%s"), [str(payload["id"])])
 
 
+@pytest.mark.usual("hides_the_error_of_psycopg")
 @pytest.mark.req("IN-07")
 @pytest.mark.parametrize("handler", [hides_the_drivers_error, hides_the_error_of_psycopg])
 def test_verify_fails_statements_with_an_error_of_the_driver(handler: Any, postgres_url: str) -> None:
@@ -279,4 +360,4 @@ def test_a_copy_of_psycopg_is_a_write_of_the_handler(handler: Any, postgres_url:
         only=["clean", "every-type", "exceptions", "outside-calls"],
         database=postgres_url,
     )
-    assert "at 5 boundaries" in report["exceptions"].note
+    assert "at 6 boundaries" in report["exceptions"].note

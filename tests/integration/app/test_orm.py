@@ -124,6 +124,22 @@ def test_its_connection_cannot_end_the_transaction(shop: OrmShop, name: str) -> 
 
 
 @pytest.mark.req("IN-02")
+@pytest.mark.parametrize("how", ["transaction", "unbound"])
+def test_a_commit_of_its_transaction_is_refused(shop: OrmShop, how: str) -> None:
+    def misuse(payload: Any, db: Session, _: Any) -> None:
+        book(payload, db)
+        with db.begin_nested():
+            book({"id": 2}, db)
+        with suppress(SessionError):
+            transaction: Any = db.get_transaction()
+            transaction.commit() if how == "transaction" else Session.commit(db)
+
+    (outcome,) = shop.process(shop.app(misuse), order(1))
+    assert "commit() in test_orm.py:" in str(outcome.error)
+    assert (shop.rows(), shop.done()) == ([], 0)
+
+
+@pytest.mark.req("IN-02")
 def test_a_commit_behind_sqlalchemy_fails_the_handler(shop: OrmShop) -> None:
     def misuse(payload: Any, db: Session, _: Any) -> None:
         db.flush()
@@ -131,7 +147,7 @@ def test_a_commit_behind_sqlalchemy_fails_the_handler(shop: OrmShop) -> None:
         book(payload, db)
 
     (outcome,) = shop.process(shop.app(misuse), order(1))
-    assert "savepoint" in str(outcome.error)
+    assert "has ended before its session" in str(outcome.error)
     assert shop.rows() == []
 
 
@@ -140,6 +156,32 @@ def test_sql_that_ends_the_transaction_is_refused(shop: OrmShop) -> None:
     (outcome,) = shop.process(shop.app(lambda payload, db, _: db.execute(text("COMMIT"))), order(1))
     assert "begins and ends its transaction itself" in str(outcome.error)
     assert shop.done() == 0
+
+
+@pytest.mark.req("IN-02")
+def test_a_commit_in_sql_whose_refusal_is_caught_fails_the_handler(shop: OrmShop) -> None:
+    def misuse(payload: Any, db: Session, _: Any) -> None:
+        book(payload, db)
+        with suppress(SessionError):
+            db.execute(text("COMMIT"))
+
+    (outcome,) = shop.process(shop.app(misuse), order(1))
+    assert "begins and ends its transaction itself" in str(outcome.error)
+    assert (shop.rows(), shop.done()) == ([], 0)
+
+
+@pytest.mark.req("IN-02")
+def test_a_rollback_between_the_savepoints_of_the_session_fails_the_handler(shop: OrmShop) -> None:
+    def misuse(payload: Any, db: Session, _: Any) -> None:
+        book(payload, db)
+        driver: Any = db.connection().connection.dbapi_connection
+        db.rollback()
+        driver.rollback()
+        book(payload, db)
+
+    (outcome,) = shop.process(shop.app(misuse), order(1))
+    assert "has ended before its session" in str(outcome.error)
+    assert (shop.rows(), shop.done()) == ([], 0)
 
 
 @pytest.mark.req("IN-02")

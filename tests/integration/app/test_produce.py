@@ -151,7 +151,7 @@ def test_a_delayed_message_is_held_by_the_outbox_and_can_be_canceled(world: Worl
     app = Onceward("shop", database=database)
     engine = app.create_engine()
     Inbox(engine).migrate()
-    url = f"memory://{tmp_path}"
+    url = f"sqlite:///{tmp_path}/queue.db"
     place = producing(world, url, app)
     held = Transaction(id="later", payload="b", metadata={"shape": "round"})
     report = place("a", Delayed(held, delay=3600, key="k"), Delayed("c", at=datetime(2099, 1, 1, tzinfo=UTC)))

@@ -528,7 +528,9 @@ def test_consumers_and_stats_say_how_far_everybody_is(url: str) -> None:
     stats = answer("stats", url=url)
     assert (stats["first"], stats["last"], len(stats["consumers"])) == (1, 200, 2)
     assert "archive, by 200 facts" in said("stats", url=url)
-    assert answer("stats", url=url.replace("://", "://ann:pw-9f@"))["last"] == 200
+    refused = fails("stats", url=url.replace("://", "://ann:pw-9f@"), code=2)
+    assert "has a user or password, which would not be sent" in refused
+    assert "pw-9f" not in refused
 
 
 @pytest.mark.req("BC-38")

@@ -177,6 +177,17 @@ def test_poison_is_tried_and_redriven_with_its_option(desk: Desk) -> None:
     assert (made.exit_code, "1 letter at" in made.stdout) == (0, True)
 
 
+@pytest.mark.req("CC-082")
+def test_an_edited_payload_may_kill_the_process_that_tries_it(desk: Desk) -> None:
+    editor = desk.editor("path.write_text(json.dumps({'amount': 13}))")
+    task = ("--task", f"{SHOP}:Kills")
+    refused = desk.run("dlq", "edit", "1", "--cause", "x", *task, editor=editor)
+    assert (refused.exit_code, "was killed by SIGKILL" in refused.stderr) == (1, True)
+    assert "Your text is in" in refused.stderr
+    (kept,) = desk.folder.glob("letter-1-*.json")
+    assert json.loads(kept.read_text()) == {"amount": 13}
+
+
 @pytest.mark.req("CC-081", "CC-082")
 def test_a_dry_run_of_poison_survives_its_handler(desk: Desk) -> None:
     killer = burial_of(

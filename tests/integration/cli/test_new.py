@@ -304,7 +304,8 @@ def test_a_directory_of_this_machine_is_shown_and_written_nowhere(
 
 
 def installed_from(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    origin = SimpleNamespace(read_text=lambda _: None if reported is None else json.dumps(reported))
+    text = None if reported is None else json.dumps(reported)
+    origin = SimpleNamespace(read_text=lambda _: text, requires=None)
     monkeypatch.setattr(metadata, "distribution", lambda _: origin)
 
 
@@ -332,6 +333,30 @@ def test_a_name_that_cannot_be_a_package_is_refused_with_a_better_one(
     result = new(name)
     assert result.exit_code == 2
     assert result.stderr.rstrip().endswith(better)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_name_of_a_module_that_the_project_needs_is_refused(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    needed = [
+        "sqlalchemy",
+        "uvicorn",
+        "httpx",
+        "pydantic_settings",
+        "pytest",
+        "psycopg",
+        "redis",
+        "nats",
+        "starlette",
+    ]
+    if not installed:
+        monkeypatch.setattr(metadata, "packages_distributions", dict)
+    for name in (*needed, "alembic", "fastapi", "ops", *(["dotenv", "anyio"] if installed else [])):
+        result = new(name)
+        assert (result.exit_code, "would shadow another module" in result.stderr) == (2, True), name
     assert list(tmp_path.iterdir()) == []
 
 

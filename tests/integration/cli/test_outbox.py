@@ -51,7 +51,7 @@ def test_list_and_show(desk: Desk) -> None:
     assert "1 delayed, 1 held, 1 published" in shown
     assert "secret-word" not in shown
     (row,) = json.loads(desk.run("list", "--state", "published", "--json").stdout)
-    assert (row["id"], row["target"], row["attempts"]) == (desk.published, "memory://ship", 1)
+    assert (row["id"], row["target"], row["attempts"]) == (desk.published, "redis://x/ship", 1)
     one = json.loads(desk.run("show", desk.delayed, "--json").stdout)
     assert (one["payload"], one["state"]) == ({"id": 3}, "delayed")
     assert "secret-word" not in desk.run("show", desk.delayed).output

@@ -148,6 +148,24 @@ def test_an_app_that_consumes_from_memory_is_refused(directory: Path) -> None:
     assert "charge of shop consumes from memory://" in refused("shop4:app")
 
 
+@pytest.mark.parametrize(
+    ("database", "reason"),
+    [
+        ("sqlite://", "the database of shop is in memory"),
+        ("sqlite:///:memory:", "the database of shop is in memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", "the database of shop is in memory"),
+        ("sqlite:///.", "the database of shop is a directory: "),
+        ("postgresql://localhost/shop?bogus=1", "an option that PostgreSQL does not have: 'bogus'"),
+    ],
+)
+def test_a_database_that_no_worker_can_use_is_refused_at_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, database: str, reason: str
+) -> None:
+    (directory / "shop7.py").write_text(TWO_KINDS)
+    monkeypatch.setenv("ONCEWARD_DATABASE", database)
+    assert reason in refused("shop7:app")
+
+
 @pytest.mark.parametrize("health", ["8080", ":8080", "localhost", "127.0.0.1:http", "127.0.0.1:65536"])
 def test_what_is_no_address_is_refused(directory: Path, health: str) -> None:
     (directory / "shop5.py").write_text(TWO_KINDS)

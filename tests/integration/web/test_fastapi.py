@@ -38,7 +38,7 @@ def test_a_handler_moves_over_in_at_most_ten_changed_lines() -> None:
 def test_session_and_outbox_of_a_request_are_one_transaction(tmp_path: Path) -> None:
     shop = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
 
-    @shop.consumer("memory://shipping", contract=None)
+    @shop.consumer("redis://x/shipping", contract=None)
     def ship(order: dict[str, Any]) -> None: ...
 
     db = AppDatabase(shop)

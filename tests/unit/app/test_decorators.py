@@ -429,6 +429,24 @@ def test_what_cannot_be_sent_is_said(app: Onceward, tmp_path: Path) -> None:
         app.produce(strange)
 
 
+def test_models_anywhere_in_a_dict_are_sent_as_plain_data_and_what_is_no_model_is_said(
+    app: Onceward, tmp_path: Path
+) -> None:
+    sent: list[Any] = []
+
+    @app.consumer(f"memory://{tmp_path}")
+    def charge(order: dict[str, Any]) -> None:
+        sent.append(order)
+
+    charge.send({"plain": 1})
+    charge.send({"items": [Line(total=2)]})
+    with pytest.raises(TypeError, match="object cannot be sent; a payload must be plain data"):
+        charge.send({"items": [object()]})
+    with open_task(app, app.consumers["charge"]) as task:
+        task.consume_transactions(app.consumers["charge"].policy)
+    assert sent == [{"plain": 1}, {"items": [{"total": 2}]}]
+
+
 def test_a_producer_goes_to_the_method_of_its_kind_and_to_its_own_app(app: Onceward) -> None:
     @app.producer("memory://orders")
     def place() -> int:

@@ -79,6 +79,31 @@ def test_dotenv_changes_no_variable_of_the_process(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.req("IN-20")
+@pytest.mark.parametrize("name", [".env", "onceward.toml", "pyproject.toml", "onceward_database"])
+def test_a_directory_in_the_place_of_a_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigurationError, match=f"/{re.escape(name)} is a directory, not a file"):
+        resolved(tmp_path, {"ONCEWARD_SECRETS_DIR": "."})
+
+
+@pytest.mark.req("IN-20")
+def test_a_virtual_environment_named_dotenv_is_no_file_of_settings(tmp_path: Path) -> None:
+    (tmp_path / ".env").mkdir()
+    write(tmp_path, ".env/pyvenv.cfg", "")
+    assert resolved(tmp_path).origins == {}
+
+
+@pytest.mark.req("IN-20")
+def test_secrets_may_be_links_into_a_hidden_directory(tmp_path: Path) -> None:
+    mount = tmp_path / "..2026_11_18"
+    mount.mkdir()
+    write(mount, "onceward_processes", "3")
+    (tmp_path / "..data").symlink_to(mount.name)  # as Kubernetes mounts them
+    (tmp_path / "onceward_processes").symlink_to("..data/onceward_processes")
+    assert resolved(tmp_path, {"ONCEWARD_SECRETS_DIR": "."}).settings.processes == 3
+
+
+@pytest.mark.req("IN-20")
 def test_a_directory_of_secrets_may_have_other_files(tmp_path: Path) -> None:
     secrets = tmp_path / "secrets"
     (secrets / "..data").mkdir(parents=True)  # as Kubernetes mounts them

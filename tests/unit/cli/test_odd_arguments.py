@@ -93,6 +93,7 @@ def test_every_command_with_every_odd_argument(folder: Path, path: tuple[str, ..
             "cannot be read: embedded null byte; name another file",
         ),
         (("boundary", "copy", "--from", LONG, "--to", "x"), 2, "there is no boundary in"),
+        (("boundary", "copy", "--from", "sqlite:///b?key=SECRET", "--to", "x"), 2, "'sqlite:///b?key=***'"),
         (("dlq", "export", LONG, "--database", DATABASE), 2, "cannot be written: File name too long"),
         (
             ("dlq", "list", "--limit", "9" * 30, "--database", DATABASE),

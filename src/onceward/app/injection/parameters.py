@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from onceward.errors import ConfigurationError
 from onceward.transaction import Transaction
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 def taken_by_hint(name: str, hint: Any) -> Taken | None:
     """What the parameter gets of the message; None if it gets something else."""
     hint = plain(hint)
+    hint = plain(getattr(hint, "__supertype__", hint))  # of a NewType
     if hint is Transaction:
         return "transaction"
     if (kind := guest_kind(hint)) is not None:
@@ -40,8 +43,20 @@ def shared_kinds(taker: str, kinds: Iterable[Kind]) -> dict[str, Kind]:
 
 
 def plain(hint: Any) -> Any:
-    """The type of `Annotated[type, …]`: what is behind it is for other frameworks, such as `Depends`."""
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    """The type of `Annotated[type, …]`, `type | None` and a `type` statement. What else `Annotated` has is for other
+    frameworks, such as `Depends`."""
+    while True:
+        of = None
+        if type(hint).__name__ == "TypeAliasType":  # of typing or typing_extensions
+            of = hint.__value__
+        elif get_origin(hint) is Annotated:
+            of = get_args(hint)[0]
+        elif get_origin(hint) in (Union, UnionType):
+            others = [each for each in get_args(hint) if each is not NoneType]
+            of = others[0] if len(others) == 1 else None
+        if of is None:
+            return hint
+        hint = of
 
 
 def guest_kind(hint: Any) -> Kind | None:
@@ -86,6 +101,21 @@ def check_guests(name: str, guests: Mapping[str, Kind], *, contract: bool, async
                 "transaction; keep one of them"
             )
         seen[kind.family] = parameter
+        if kind.family == "orm":
+            _check_making(name, parameter, kind)
+
+
+def _check_making(name: str, parameter: str, kind: Kind) -> None:
+    """Refuse a class of sessions that cannot be made as SQLAlchemy's own."""
+    for cls in (kind.cls, getattr(kind.cls, "sync_session_class", kind.cls)):
+        try:
+            inspect.signature(cls).bind(join_transaction_mode="create_savepoint", info={})
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{name} takes {parameter}: {kind.name}, but the inbox cannot make it: {error}. It makes "
+                f"{cls.__qualname__}(join_transaction_mode=…, info=…), as sqlalchemy.orm.Session; let __init__ of "
+                "the class take **kwargs and pass them on"
+            ) from None
 
 
 OTHERS = {

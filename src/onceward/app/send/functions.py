@@ -43,7 +43,7 @@ class DecoratedFunction(Protocol[Arguments, Result]):
 
 
 class ConsumerFunction(DecoratedFunction[Arguments, Result], Protocol[Arguments, Result]):
-    """A function decorated with `@app.consumer`. Called, it is the function; nothing is sent."""
+    """A function decorated with `@app.consumer`. Calling it runs the function and sends nothing."""
 
     def send(self, message: Any, /, *, id: str | None = None) -> str:
         """Send a message to the consumer's source, and return its id. It is in the source when this returns.
@@ -68,7 +68,7 @@ class ConsumerFunction(DecoratedFunction[Arguments, Result], Protocol[Arguments,
 
 
 class ProducerFunction(DecoratedFunction[Arguments, Result], Protocol[Arguments, Result]):
-    """A function decorated with `@app.producer`. Called, it is the function; nothing is sent."""
+    """A function decorated with `@app.producer`. Calling it runs the function and sends nothing."""
 
     def send(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Report:
         """`app.produce(function, …)`: call it, and send what it returns or yields."""
@@ -112,8 +112,7 @@ class SendsToSource:
         self._check_many(messages, Iterable)
 
         def each() -> Iterator[Transaction]:
-            for message in messages:
-                yield self._transaction(message)
+            yield from map(self._transaction, messages)
 
         return self.sender.send(each())
 
@@ -131,21 +130,25 @@ class SendsToSource:
         return await self.sender.send_async(each())
 
     def _transaction(self, message: Any, id: str | None = None) -> Transaction:
-        if isinstance(message, Transaction):
-            if id is not None and id != message.id:
-                raise ValueError(f"the transaction has the id {message.id!r} already; leave out id=…")
-            return message
-        if isinstance(message, Delayed):
-            raise TypeError(
-                f"{self.name}.send sends now; to send later, use app.outbox(connection).send({self.name}, …, delay=…), "
-                "or a producer that returns Delayed(…)"
-            )
+        # A dict, as most are, needs no more questions.
+        if type(message) is not dict and isinstance(message, Transaction | Delayed):
+            return self._as_given(message, id)
         payload = as_plain_data(message)
         own = new_id() if id is None else id
         metadata = self._metadata
         if metadata and not (isinstance(payload, dict) and "event_type" in payload):
             return Transaction(own, payload, metadata)
         return Transaction(own, payload)
+
+    def _as_given(self, message: Transaction | Delayed, id: str | None) -> Transaction:
+        if isinstance(message, Delayed):
+            raise TypeError(
+                f"{self.name}.send sends now; to send later, use app.outbox(connection).send({self.name}, …, delay=…), "
+                "or a producer that returns Delayed(…)"
+            )
+        if id is not None and id != message.id:
+            raise ValueError(f"the transaction has the id {message.id!r} already; leave out id=…")
+        return message
 
     @cached_property
     def _metadata(self) -> dict[str, Any]:

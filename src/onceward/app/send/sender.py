@@ -7,9 +7,9 @@ they are. Otherwise each transaction is a lifecycle of a producer task.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
@@ -84,7 +84,7 @@ class Sender:
             return self.check(report, failures, more)
 
         async def fill(load: SendLoad) -> bool:
-            return any(map(load.add, transactions))  # as far as the load goes
+            return load.fill(transactions)
 
         async def send(batch: Batch) -> None:
             (sink or self).dispatch(batch)
@@ -113,7 +113,8 @@ class Sender:
 
     def send_one(self, transaction: Transaction) -> None:
         """`send` one."""
-        self._begin()
+        if current_work.get() is not None:
+            self._begin()
         if self.needs_engine:
             self.send(iter((transaction,)))
             return
@@ -268,10 +269,22 @@ class SendLoad:
         self.batch: list[Transaction] = []
         self._due = inf
 
+    def fill(self, transactions: Iterator[Transaction]) -> bool:
+        """`add` these, as far as the load goes. Return whether there may be more."""
+        batch, due = self.batch, inf
+        for transaction in transactions:
+            batch.append(transaction)
+            now = monotonic()
+            if due == inf:
+                due = now + PATIENCE
+            elif now >= due or len(batch) >= BATCH:
+                return True
+        return False
+
     def add(self, transaction: Transaction) -> bool:
         """Return whether it is time to send them."""
         self.batch.append(transaction)
-        now = time.monotonic()
+        now = monotonic()
         if self._due == inf:
             self._due = now + PATIENCE
         return now >= self._due or len(self.batch) >= BATCH
@@ -291,7 +304,7 @@ class SendTally:
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
-        self._began = time.monotonic()
+        self._began = monotonic()
         self._failures = Failures()
         self.report = Report(stop_reason=StopReason.DONE)
         self.input_error: Exception | None = None
@@ -315,7 +328,7 @@ class SendTally:
 
     def end(self) -> Report:
         """Return the report, or raise."""
-        self.report.duration = time.monotonic() - self._began
+        self.report.duration = monotonic() - self._began
         if self.input_error is not None:
             self.report.stop_reason = StopReason.INPUT_ERROR
             raised = input_error(self.input_error)

@@ -56,11 +56,11 @@ def export(
     force: Annotated[bool, flag("Overwrite an existing file.", "--force")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write facts and their artifacts into one file, for `import` on the other side. Works beside a running server.
+    """Write facts and their artifacts into one file, for `import` on the other side. Works while a server is running.
 
     It reads the log itself, so an export can be repeated. When the other side has imported it, run `onceward boundary
-    confirm --consumer NAME --offset LAST`, and the next `export --consumer NAME` starts there. The name must be known:
-    `serve --consumer NAME`.
+    confirm --consumer NAME --offset LAST`, and the next `export --consumer NAME` starts there. Register the name
+    first: `serve --consumer NAME`.
 
     Exit code: 0, even if there is nothing new, which writes no file; 1 if an artifact is missing or something cannot be
     read or written; 2 for wrong arguments.

@@ -32,8 +32,8 @@ def certs(
     """Create a CA, and certificates for zones and for applications that call them. For development only.
 
     Run it again on the same directory to add more; nothing is overwritten. The identity of zone plant-a is
-    plant-a-bsfg, that of peer billing is billing. Anyone with ca.key can impersonate everyone, so use your own CA in
-    production.
+    plant-a-bsfg, and the identity of peer billing is billing. Anyone with ca.key can impersonate everyone, so use
+    your own CA in production.
 
     Exit code: 0; 2 for wrong arguments, or if a file cannot be written or exists for something else.
     """

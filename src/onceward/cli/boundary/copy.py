@@ -24,7 +24,7 @@ def copy(
 ) -> None:
     """Copy a boundary to another store: objects, facts in order with ids and times, and cursors.
 
-    Stop the server of the source first, so nothing is appended behind the copy. The source stays unchanged; repeat a
+    Stop the server of the source first, so it appends nothing during the copy. The source stays unchanged; repeat a
     copy that was interrupted.
 
     Exit code: 0; 1 if a store cannot be reached or the target has other facts in it; 2 for wrong arguments.

@@ -59,8 +59,9 @@ def forward(
     It retries a broken connection until it works again, and stops at a fact that it cannot append until you decide with
     `skip`. The first SIGTERM or Ctrl-C finishes the current page, a second one cuts it off; both are safe to repeat.
 
-    Into a URL facts go one by one, to keep their order. Into a store (a directory, postgresql://…, nats://…) they go by
-    the hundred; the directory must not have a running server. `serve` with links in its configuration does both.
+    It appends to a URL one fact at a time, to keep their order. It appends to a store (a directory, postgresql://…,
+    nats://…) hundreds at a time; the directory must not have a running server. `serve` with links in its
+    configuration does both.
 
     Exit code: 0 when stopped, or with --once at the end; 1 with --once at a failure or a fact that it cannot append;
     130 or 143 if a second signal cut it off; 2 for wrong arguments.

@@ -29,9 +29,9 @@ def skip(
 ) -> None:
     """Show the fact that a link is stopped at; with an offset and a reason, continue without it.
 
-    Facts never change: either the fact is skipped permanently, or the link stays where it is. The link notices by
-    itself. The operator and the reason are kept at the source, as an object whose name is printed, and logged by the
-    link. `--to` only reads, and works beside a running server.
+    Facts never change: either you skip the fact permanently, or the link stays where it is. The link continues by
+    itself. The command stores the operator and the reason at the source, as an object whose name it prints, and the
+    link logs them. `--to` only reads, and works while a server is running.
 
     Exit code: 0; 1 if nothing is waiting, another fact is next, or the boundary refuses or cannot be reached; 2 for
     wrong arguments.

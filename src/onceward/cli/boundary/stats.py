@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onceward._secrets import mask_url, without_user
+from onceward._secrets import mask_url
 from onceward.cli.boundary.options import HERE, Url, check_url, connect, handle_errors, tls_for
 from onceward.cli.exit import MISUSED, AsJson, argument, fail
 from onceward.cli.output import iso_time, print_json, print_result, print_table
@@ -54,10 +54,10 @@ def remove_consumer(
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Forget a consumer and its cursor: it counts no more, in quotas, metrics and alerts.
+    """Remove a consumer and its cursor. It no longer counts in quotas, metrics and alerts.
 
-    If it fetches again, it begins at the earliest fact, unless the server registers no names on fetch. Names in the
-    configuration of a server come back when it starts.
+    If it fetches again, it starts at the earliest fact, unless the server does not register names on fetch. Names in
+    the configuration of a server come back when it starts.
 
     Exit code: 0; 1 if there is no such consumer, or the boundary refuses or cannot be reached; 2 for wrong arguments.
     """
@@ -104,7 +104,7 @@ def _get_stats(url: str, as_json: bool) -> dict[str, Any]:
         shown = mask_url(page)
         context = None if tls is None else client_context(tls)
         try:
-            with urlopen(without_user(page), timeout=SECONDS, context=context) as answer:
+            with urlopen(page, timeout=SECONDS, context=context) as answer:
                 found: dict[str, Any] = json.load(answer)
                 found["last"], found["consumers"]
                 return found

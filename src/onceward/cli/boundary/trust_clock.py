@@ -20,12 +20,13 @@ def trust_clock(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Confirm that the clock of this machine is right, so a boundary that doubts its own removes expired facts again.
+    """Confirm that the clock of this machine is right, so a boundary that doubts it removes expired facts again.
 
-    A server does not let facts expire after its clock was set to another time, or after its machine seems to have been
-    off for more than half of the time that facts are kept: what has expired is gone permanently. Compare the time with
-    another machine before you confirm. Run this on the machine of the server; it works while the server runs, which
-    continues within a minute. If the clock is wrong, correct it instead: then nothing has to be confirmed.
+    A server does not let facts expire after its clock was set to another time, or after its machine seems to have
+    been off for more than half of the retention, because expired facts are gone permanently. Compare the time with
+    another machine before you confirm. Run this on the server's machine. It works while the server is running, and
+    expiry continues within a minute. If the clock is wrong, correct it instead: then you do not have to confirm
+    anything.
 
     Exit code: 0; 1 if the store cannot be reached; 2 for wrong arguments.
     """

@@ -13,6 +13,7 @@ from onceward.cli.database import Database, TrustClock
 from onceward.cli.dlq.edit import edit
 from onceward.cli.dlq.export import export
 from onceward.cli.dlq.groups import show_groups
+from onceward.cli.dlq.leftovers import count, describe_holds, explain_discard, explain_release, tally
 from onceward.cli.dlq.options import (
     Limit,
     Operator,
@@ -31,7 +32,7 @@ from onceward.cli.exit import FAILED, AsJson, argument, fail, flag
 from onceward.cli.output import echo, for_people, print_json, print_result, print_table
 
 if TYPE_CHECKING:
-    from onceward.deadletters import DeadLetter, DeadLetters
+    from onceward.deadletters import DeadLetter, DeadLetters, Filter
 
 dlq = typer.Typer(
     no_args_is_help=True, help="Dead letters: inspect, discard or redrive messages that failed permanently."
@@ -52,7 +53,7 @@ def list_(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, the longest dead first; with `--group` the groups, the largest first.
+    """List dead letters in the order in which they first died; with `--group` the groups, the largest first.
 
     Exit code: 0, even if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
@@ -182,16 +183,22 @@ def discard(
 ) -> None:
     """Close open letters without redriving them. They are kept for 90 days, like all others.
 
-    Letters on hold are skipped.
+    Letters on hold are skipped; the output says so, and who holds them.
 
-    Exit code: 0; 1 if none was open or the database fails; 2 for wrong arguments or missing tables.
+    Exit code: 0; 1 if none was discarded or the database fails; 2 for wrong arguments or missing tables.
     """
+    from onceward.deadletters.queries import check
+
     with open_letters(database, as_json) as letters:
-        chosen = wanted(status="open")
-        if open_ := letters.count(chosen):
-            confirm(f"Discard {quantity(open_, 'letter')}?", yes, as_json)
+        chosen = wanted()
+        check(chosen, "discard")
+        if free := count([each for each in tally(letters, chosen) if each.is_open and not each.held]):
+            confirm(f"Discard {quantity(free, 'letter')}?", yes, as_json)
         number = letters.discard(chosen, reason=reason, operator=who(operator))
-    _report("discarded", number, as_json)
+        found = tally(letters, chosen)
+        held = count([each for each in found if each.is_open and each.held])
+        left = explain_discard(letters, found) if held or (found and not number) else None
+        _report(letters, chosen, {"discarded": number, "on_hold": held}, left, as_json)
 
 
 @dlq.command()
@@ -199,13 +206,21 @@ def discard(
 def hold(
     database: Database, reason: Reason, wanted: Wanted, operator: Operator = None, as_json: AsJson = False
 ) -> None:
-    """Protect letters from every purge until they are released.
+    """Protect letters from being discarded, and from every purge, until they are released.
+
+    They can still be edited and redriven. A letter that is on hold already gets the new reason; the audit log keeps
+    both.
 
     Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
     """
     with open_letters(database, as_json) as letters:
-        number = letters.hold(wanted(), reason=reason, operator=who(operator))
-    _report("held", number, as_json)
+        chosen = wanted()
+        earlier = [each for each in tally(letters, chosen) if each.held]
+        left = describe_holds(letters, earlier, were=True) if earlier else None
+        number = letters.hold(chosen, reason=reason, operator=who(operator))
+        if left:
+            left += "\nThe new reason counts now; the audit log keeps the earlier one."
+        _report(letters, chosen, {"held": number, "held_before": count(earlier)}, left, as_json)
 
 
 @dlq.command()
@@ -215,11 +230,14 @@ def release(
 ) -> None:
     """End the hold on letters.
 
-    Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
+    Exit code: 0; 1 if none was on hold or the database fails; 2 for wrong arguments or missing tables.
     """
     with open_letters(database, as_json) as letters:
-        number = letters.release(wanted(), reason=reason, operator=who(operator))
-    _report("released", number, as_json)
+        chosen = wanted()
+        number = letters.release(chosen, reason=reason, operator=who(operator))
+        found = [] if number else tally(letters, chosen)
+        left = explain_release(found) if found else None
+        _report(letters, chosen, {"released": number}, left, as_json)
 
 
 dlq.command()(redrives)
@@ -246,12 +264,20 @@ def purge(
     print_result({"removed": number}, f"{quantity(number, 'letter')} deleted.", as_json)
 
 
-def _report(what: str, number: int, as_json: bool) -> None:
+def _report(
+    letters: DeadLetters, wanted: Filter, numbers: dict[str, int], left: str | None, as_json: bool
+) -> None:
+    """`numbers` begins with how many letters were changed; `left` says what was not, or was so before."""
+    what, number = next(iter(numbers.items()))
     if as_json:
-        print_json({what: number})
-    else:
-        echo(f"{quantity(number, 'letter')} {what}." if number else "No letter matches.", err=not number)
-    raise typer.Exit(0 if number else FAILED)
+        print_json(numbers)
+    if not number:
+        none = f"No letter matches{_others(letters, wanted.consumer)}."
+        echo(*(f"Nothing was {what}: {left}" if left else none).splitlines(), err=True)
+        raise typer.Exit(FAILED)
+    if not as_json:
+        echo(f"{quantity(number, 'letter')} {what}.")
+        echo(*f"{left[0].upper()}{left[1:]}".splitlines() if left else ())
 
 
 def _readable(body: bytes) -> dict[str, Any]:

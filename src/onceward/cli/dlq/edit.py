@@ -39,9 +39,9 @@ def edit(
     """Correct the payload of an open letter, for its next redrive.
 
     Opens `$VISUAL` or `$EDITOR` on the payload as JSON, or takes a file. First the consumer runs with the new payload
-    in a transaction that is rolled back; if the letter would die again, the edit is refused. The delivered bytes stay,
-    and so do id and time: `dlq show --original` shows them. If the event was applied before, it is not run again. The
-    audit log records who, why, and the digests before and after.
+    in a transaction that is rolled back; if the letter would die again, the edit is refused. The delivered bytes
+    stay, and so do id and time: `dlq show --original` shows them. If the event was already applied, it does not run
+    again. The audit log records who, why, and the digests before and after.
 
     Exit code: 0, also if nothing has changed; 1 if it is refused, the editor or the database fails; 2 for wrong
     arguments or missing tables.

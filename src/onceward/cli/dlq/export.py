@@ -50,14 +50,16 @@ def export(
         total = letters.count(chosen)
         if not total:
             fail("no letter matches; nothing was written", as_json)
-        details = {"filter": chosen.as_dict(), "letters": total, "file": str(file)}
-        run_blocking(letters.operations.note(who(operator), "export", details))
         try:
             with NewFile(file) as lines, _progress(as_json) as bars:
                 number = 0
                 for line in bars.track(_lines(letters, chosen), total):
                     lines.write(f"{line}\n".encode())
                     number += 1
+                lines.flush()
+                # Before the file gets its name: nothing is exported that the audit log does not know.
+                details = {"filter": chosen.as_dict(), "letters": number, "file": str(file)}
+                run_blocking(letters.operations.note(who(operator), "export", details))
         except OSError as error:
             fail(f"{file} cannot be written: {error.strerror or error}", as_json)
     print_result(

@@ -62,11 +62,11 @@ def redrive(
 ) -> None:
     """Redeliver open letters of one consumer at a limited rate.
 
-    It needs a filter in addition to the consumer, and a root cause: `--rca` names an open one, or `--cause-category`,
-    `--root-cause` and `--fix-ref` open one. Poison is redriven only with `--poison-fixed`: its starts count from zero,
-    it is delivered alone, and is poison again if it kills again. A letter that was applied before counts as a duplicate
-    and has no second effect. With `--dry-run` nothing is sent and nothing stays in the database: it shows what would
-    happen to each letter, and which rows would change.
+    It needs a filter in addition to the consumer, and a root cause: `--rca` names an open one; `--cause-category`,
+    `--root-cause` and `--fix-ref` create one. Poison is redriven only with `--poison-fixed`: its starts count from
+    zero, it is delivered alone, and is poison again if it kills its process again. A letter that was already applied
+    counts as a duplicate and has no second effect. `--dry-run` sends nothing and changes nothing in the database: it
+    shows what would happen to each letter, and which rows would change.
 
     Exit code: 0; 1 if it is refused, the database fails, or in a dry run a letter would die again; 2 for wrong
     arguments or missing tables.
@@ -152,7 +152,7 @@ def stop_redrive(
 ) -> None:
     """Stop a redrive: letters that no worker has yet are open again.
 
-    What is in a handler ends there. The next redrive can begin at once.
+    A letter that is in a handler finishes there. The next redrive can start at once.
 
     Exit code: 0; 1 if there is no such redrive, none of its letters waits, or the database fails; 2 for wrong arguments
     or missing tables.

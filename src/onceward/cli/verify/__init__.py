@@ -132,9 +132,9 @@ def verify(
 ) -> None:
     """Prove that a consumer keeps its contract.
 
-    Runs its handler on a real database through duplicates, replay, every order, old and odd forms of its events,
-    exceptions and kill -9 at every boundary, and compares the rows with those of one clean delivery. Only a run of all
-    scenarios, with an event of every type in the contract, is a proof.
+    It runs the handler on a real database with duplicates, replays, every order, old and odd forms of its events,
+    exceptions and kill -9 at every boundary, and compares the rows with those of one clean delivery. Only a run of
+    all scenarios, with an event of every type in the contract, is a proof.
 
     Exit code: 0 if it passed, 1 if a scenario failed, an event type has no event or evidence is missing, 2 for wrong
     arguments or a database that cannot be used.
