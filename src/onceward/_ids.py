@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
+from itertools import chain
+from struct import Struct
 
 _HEX = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}"
 _ANY_UUID = re.compile(rf"(?:urn:uuid:)?(?:({_HEX})|\{{({_HEX})\}}|\(({_HEX})\))", re.IGNORECASE | re.ASCII)
@@ -25,7 +27,10 @@ def new_id() -> str:
     latest = _latest
     if latest[0] != ms:  # ids that are made in a row have the same beginning
         latest = _latest = ms, _beginning(ms)
-    return latest[1] + _random_part()
+    try:  # as `_random_part`
+        return latest[1] + _random.pop()
+    except IndexError:
+        return latest[1] + _random_part()
 
 
 def id_at(seconds: float) -> str:
@@ -37,7 +42,10 @@ _AT_ONCE = 256
 """Random parts that are read together: asking the system takes longer than all the rest of an id."""
 _random: list[str] = []
 os.register_at_fork(after_in_child=_random.clear)  # or parent and child would make the same ids
-_VARIANT = {f"{digit:x}": "89ab"[digit % 4] for digit in range(16)}
+_VARIANTS = bytes(b"89ab"[byte % 4] for byte in range(256))
+_PIECES = Struct("3s3s12s" * _AT_ONCE)
+_PARTS = b"-7%b-%c%b-%b " * _AT_ONCE
+"""How all of them look: formatted in one go, they take a third of the time."""
 
 
 def _beginning(ms: int) -> str:
@@ -60,9 +68,10 @@ def _random_part() -> str:
 
 def _draw() -> list[str]:
     """Return the random parts of ids."""
-    drawn = os.urandom(10 * _AT_ONCE).hex()
-    parts = (drawn[start : start + 20] for start in range(0, len(drawn), 20))
-    return [f"-7{part[:3]}-{_VARIANT[part[3]]}{part[4:7]}-{part[7:19]}" for part in parts]
+    pieces = _PIECES.unpack(os.urandom(9 * _AT_ONCE).hex().encode())
+    variants = os.urandom(_AT_ONCE).translate(_VARIANTS)
+    in_order = zip(pieces[::3], variants, pieces[1::3], pieces[2::3], strict=True)
+    return (_PARTS % tuple(chain.from_iterable(in_order))).decode().split()
 
 
 def same_id(text: str) -> str:

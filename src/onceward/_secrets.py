@@ -7,7 +7,7 @@ quote parts of a URL, so opening one calls `remember`, and `mask` hides its pass
 from __future__ import annotations
 
 import re
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote
 
 MASK = "***"
 
@@ -17,6 +17,10 @@ SECRET_NAME = re.compile(
         | (?:api|access|account|private|shared|signing|encryption|ssl)[_.-]?key(?!log)"""
 )
 """Finds names of settings and variables whose values are never shown."""
+KEY_NAME = re.compile(r"(?i)(?:hex|text)?key")
+"""Finds names of settings that have the key of an encrypted database or of a service, unless they name a file."""
+KEY_FILES = ("nats", "tls", "boundary")
+"""Schemes whose `key` is the file of a client's TLS key."""
 FILE_NAME = re.compile(r"(?i)creds|ssl_?key|\w*(?<!pro)file")
 """Finds names of settings whose values are paths. They are not shown either, but their words are those of any text."""
 PATHS = ("sqlite", "memory", "file")
@@ -52,12 +56,6 @@ def names_secret(name: str) -> bool:
 def mask_url(url: str) -> str:
     """Replace passwords and tokens by ***, even if it is not a valid URL. The rest stays readable."""
     return _mask_url(url, [])
-
-
-def without_user(url: str) -> str:
-    """Return a URL of the web without user and password, which `urlopen` would take for a part of the host."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def mask(text: str) -> str:
@@ -134,7 +132,7 @@ def _mask_one(url: str, found: list[str], is_whole: bool) -> str:
         user = MASK
     if is_whole and end < 0 and family not in PATHS:
         place = _mask_port(place, found)
-    return f"{scheme}{colon}{user}{_mask_query(place, found)}"
+    return f"{scheme}{colon}{user}{_mask_query(family, place, found)}"
 
 
 def _end_of_user(family: str, rest: str, is_whole: bool) -> int:
@@ -167,14 +165,15 @@ def _mask_port(place: str, found: list[str]) -> str:
     return f"{host}:{MASK}{rest}"
 
 
-def _mask_query(place: str, found: list[str]) -> str:
+def _mask_query(family: str, place: str, found: list[str]) -> str:
     """Mask the settings after the question mark. A piece without a name belongs to the value before it."""
     parts = _SEPARATOR.split(place)
     setting, is_secret = "", False
     for number in range(2, len(parts), 2):
         name, equals, value = parts[number].partition("=")
         setting = name if equals else setting
-        is_secret = names_secret(name) if equals else is_secret and bool(name)
+        is_key = family not in KEY_FILES and KEY_NAME.fullmatch(unquote(name)) is not None
+        is_secret = names_secret(name) or is_key if equals else is_secret and bool(name)
         if is_secret and (value or not equals):
             if not FILE_NAME.fullmatch(unquote(setting)):
                 found.append(value if equals else name)

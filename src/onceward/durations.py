@@ -66,6 +66,19 @@ def parse_seconds(duration: Any, name: str, *, at_most: float = math.inf) -> flo
     return float(seconds)
 
 
+def is_duration(value: Any) -> bool:
+    """Whether a value reads as a duration."""
+    if isinstance(value, str):
+        return _TEXT.fullmatch(value) is not None
+    return isinstance(value, int | float | timedelta)
+
+
+def is_past(duration: Any) -> bool:
+    """Whether a duration is not positive."""
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds <= 0
+
+
 def format_seconds(seconds: float) -> str:
     """A duration for people: "1h 2m", "45s", "0.4s"."""
     if seconds == math.inf:

@@ -69,6 +69,10 @@ class ConfigurationError(OncewardError, ValueError):
     """An invalid configuration. The message says how to fix it."""
 
 
+class NotFoundError(ConfigurationError):
+    """What was named does not exist."""
+
+
 class FileLostError(OncewardError):
-    """A file was deleted or replaced while it was open. Nothing more is acknowledged: it would be written to a file
-    that nobody can find. The message says which, and what to do."""
+    """A file was deleted or replaced while it was open. Nothing more is acknowledged, because new writes would go to
+    a file that nobody can find. The message names the file and says what to do."""

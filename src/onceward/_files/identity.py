@@ -8,6 +8,7 @@ a file was emptied or cut: it goes on with what it has in memory.
 from __future__ import annotations
 
 import os
+from os import stat
 from pathlib import Path
 from stat import S_ISREG
 
@@ -53,9 +54,17 @@ class OpenFile:
     def check(self) -> None:
         """Raise `FileLostError` unless this is the file at its path."""
         try:
-            found = os.stat(self.path)
+            found = stat(self.path)
         except OSError as error:
             raise FileLostError(_describe(self.path, _reason(error))) from None
+        if 0 < self._size <= found.st_size and (found.st_dev, found.st_ino) == self.identity:
+            self._size = (
+                found.st_size
+            )  # as nearly always: it has something in it, as the last time, and has not shrunk
+            return
+        self._judge(found)
+
+    def _judge(self, found: os.stat_result) -> None:
         if (found.st_dev, found.st_ino) != self.identity:
             raise FileLostError(_describe(self.path, "was replaced by another file"))
         if found.st_size and not self._is_database:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Protocol
+from contextvars import ContextVar, Token
+from typing import Any, Final, Protocol
 
 
 class CurrentWork(Protocol):
@@ -37,8 +37,42 @@ class CurrentAttempt(Protocol):
 
 
 current_work: ContextVar[CurrentWork | None] = ContextVar("onceward_work", default=None)
-current_attempt: ContextVar[CurrentAttempt | None] = ContextVar("onceward_attempt", default=None)
-"""Set while an attempt under a time limit runs."""
+
+_OF_WORK: Any = object()
+_attempt: ContextVar[Any] = ContextVar("onceward_attempt", default=_OF_WORK)
+
+
+class AttemptVariable:
+    """A context variable whose default is the attempt at the current work, which that makes when it is asked for: most
+    handlers never ask, and then nothing has to be set for them.
+
+    An attempt at other work does not count: a message may begin in a copy of its loop's context, while that fetches.
+    """
+
+    __slots__ = ()
+
+    def get(self) -> CurrentAttempt | None:
+        found = _attempt.get()
+        if found is None:
+            return None
+        work = current_work.get()
+        if found is _OF_WORK or getattr(found, "work", work) is not work:
+            return getattr(work, "token", None)
+        return found  # type: ignore[no-any-return]
+
+    def set(self, attempt: CurrentAttempt | None) -> Token[Any]:
+        return _attempt.set(attempt)
+
+    def reset(self, token: Token[Any]) -> None:
+        _attempt.reset(token)
+
+    def follow_work(self) -> None:
+        """Whatever was set here: from now on, it is the attempt at the current work."""
+        _attempt.set(_OF_WORK)
+
+
+current_attempt: Final = AttemptVariable()
+"""The attempt that runs here, if it has a time limit or can be cut off."""
 
 
 def attempt_expired() -> bool:

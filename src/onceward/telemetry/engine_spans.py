@@ -268,7 +268,7 @@ class EngineSpans(Middleware):
 
     @observing
     def count_successes(self) -> None:
-        """Count the successes since the last time: when others are counted, when the loop wakes, and now and then."""
+        """Count the successes since the last time: when others are counted, when the loop wakes, and at intervals."""
         if self._metrics is None:
             return
         self._count_at = self._now() + COUNT_INTERVAL

@@ -164,7 +164,7 @@ def _details(error: BaseException) -> list[str]:
         for text in (
             getattr(diagnosis, "message_detail", None),
             getattr(diagnosis, "context", None),
-            getattr(error, "detail", None),  # asyncpg
+            getattr(error, "detail", None) if hasattr(error, "sqlstate") else None,  # asyncpg
         ):
             if isinstance(text, str) and len(text) >= SHORTEST:
                 found += (text, repr(text)[1:-1])

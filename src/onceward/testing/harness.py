@@ -28,7 +28,7 @@ from onceward.errors import ConfigurationError
 from onceward.failures.board import Board, subjects_of
 from onceward.outbox.claims import OutboxRows
 from onceward.task.deadlines import Clock
-from onceward.task.report import Report
+from onceward.task.report import Report, StopReason
 from onceward.testing.queues import Published, Queues
 from onceward.testing.recorder import EffectRecorder, RecordedEffect
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 1000
 """Rounds of a drain: consumers that send to each other without end must not hang a test."""
 
+MOST_MESSAGES = 50_000
+"""Messages of a consumer in a round: one that sends to itself without end must not hang a test."""
 
 MOST_PROBES = 500
 """Probes of an outage while a test advances. They are a second or two apart, and an outage may last for days."""
@@ -75,6 +77,7 @@ class Harness:
         """Seconds between two probes, at least."""
         self._probed_at: dict[str, float] = {}
         self._stack = AsyncExitStack()
+        self._closed = False
 
     @property
     def published(self) -> list[Published]:
@@ -116,7 +119,7 @@ class Harness:
         wanted = [*lifespans_of(app, consumers), *taken_by(consumers)]
         opening = open_services_async(replaced.services, wanted, replaced.objects)
         app.opened = await stack.enter_async_context(opening)
-        for consumer in [*consumers, RelayConsumer(app)]:
+        for consumer in [*consumers, RelayConsumer(app, in_place=True)]:
             await self._open_task(consumer)
         await self.drain()  # schedules begin now
 
@@ -143,9 +146,17 @@ class Harness:
         self._tasks[consumer.name] = (consumer, task)
 
     async def close(self) -> None:
+        self._closed = True
         await self._stack.aclose()
 
+    def check_open(self) -> None:
+        if self._closed:
+            raise ConfigurationError(
+                f"the test of {self.app.name} is over; use it inside of its `with` block"
+            )
+
     async def send(self, target: Any, message: Any, *, id: str | None = None) -> str:
+        self.check_open()
         return await self._consumer(target).send_async(message, id=id)
 
     def _consumer(self, target: Any) -> Consumer:
@@ -158,6 +169,7 @@ class Harness:
         raise ConfigurationError(f"{name} {problem}; its consumers are {', '.join(known) or 'none'}")
 
     async def drain(self) -> Report:
+        self.check_open()
         total = Report()
         for _ in range(MOST_ROUNDS):
             reports = [await self._consume(*each) for each in list(self._tasks.values())]
@@ -174,7 +186,7 @@ class Harness:
     async def _consume(self, consumer: Consumer, task: Any) -> Report:
         if consumer.name != RELAY and self._until_turn(consumer):
             return Report()
-        changes = {"streaming": False, "limit": None, "timeout": None}
+        changes = {"streaming": False, "limit": MOST_MESSAGES, "timeout": None}
         if self._outages(consumer):
             self._probed_at[consumer.name] = _time.uptime()
         loop = consumer.policy.loop.model_copy(update=changes)
@@ -184,9 +196,15 @@ class Harness:
             report = await task.consume_transactions(policy)
         else:
             report = await asyncio.to_thread(task.consume_transactions, policy)
+        if report.stop_reason is StopReason.LIMIT:
+            raise AssertionError(
+                f"{consumer.name} consumed {MOST_MESSAGES} messages, and there may be more: does it send to itself "
+                "without end?"
+            )
         return report
 
     async def advance(self, duration: str | float | timedelta) -> Report:
+        self.check_open()
         seconds = parse_seconds(duration, "advance")
         total = await self.drain()
         end = _time.uptime() + seconds
@@ -227,9 +245,11 @@ class Harness:
     def dead_letters(self) -> list[DeadLetter]:
         from onceward.deadletters import DeadLetters
 
+        self.check_open()
         return DeadLetters(self.engine).find(limit=10_000)
 
     def rows(self, query: str, **values: Any) -> list[dict[str, Any]]:
+        self.check_open()
         with self.engine.connect() as connection:
             return [dict(row) for row in connection.execute(text(query), values).mappings()]
 

@@ -18,8 +18,8 @@ from onceward.boundary.strategies import CLAIM
 from onceward.db import DbSession
 from onceward.errors import ConfigurationError
 from onceward.inbox import Inbox
-from onceward.verify import tables
 from onceward.verify.databases import Databases, async_engine_at, databases_of, engine_at
+from onceward.verify.rows import schema, tables
 
 
 def check_idempotent_outcome(
@@ -74,7 +74,7 @@ def _set_up(engine: Engine, setup: Callable[[Engine], None]) -> None:
 
 def _outcome(
     databases: Databases,
-    found: list[tables.Table],
+    found: list[schema.Table],
     exclude: Sequence[str] | None,
     handler: Callable[[StoredFact, Any], Any],
     facts: list[StoredFact],

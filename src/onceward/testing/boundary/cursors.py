@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.store import BoundaryStore
 from onceward.testing.boundary.suite import StoreSuite, fact, with_store
 
@@ -57,6 +58,25 @@ class CursorCases(StoreSuite):
         answers = await asyncio.gather(*(store.advance("c", offset) for offset in range(20, 0, -1)))
         assert max(answers) == 20
         assert await store.position("c", create=False) == 20
+
+    @pytest.mark.req("BC-60", "BC-26")
+    @with_store
+    async def test_what_is_read_while_a_cursor_moves_is_what_is_fetched_then(
+        self, store: BoundaryStore
+    ) -> None:
+        boundary = Boundary(store)
+        await _fill(store, 9)
+        await boundary.fetch("c", 1)
+        for offset, limit in ((2, 3), (5, 9), (9, 1)):
+            _, ahead = await asyncio.gather(
+                boundary.confirm("c", offset), boundary.read_ahead(offset, limit, 0)
+            )
+            assert ahead is not None
+            assert await boundary.fetch("c", limit, 0, ahead) == await boundary.fetch("c", limit)
+        beyond = await boundary.read_ahead(2**62, 9, 0)  # a confirmation of this is refused
+        assert beyond is not None
+        assert beyond.records == []
+        assert await boundary.read_ahead(-1, 9, 0) is None
 
     @pytest.mark.req("BC-02", "BC-26")
     def test_cursors_are_there_after_opening_again(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from onceward.connectors.lease_rules import JITTER, BurialReason, RedeliveryPlan
+from onceward.connectors.lease_rules import JITTER, BurialReason, LeaseRules, RedeliveryPlan
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.testing.connectors.samples import BUSINESS_FAILURE, SYSTEM_FAILURE, numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite
@@ -71,6 +73,33 @@ class Outcomes(ConnectorSuite):
                 assert queue.fetch() == [], "it came back too early"
                 self.advance(clock, delay * JITTER + 1.0)
                 [held] = queue.fetch()
+
+    @pytest.mark.req("CN-12")
+    def test_a_message_that_always_fails_has_all_the_time_of_its_rules_however_short_the_lease(self) -> None:
+        settings: dict[str, Any] = {"redelivery_delay": 50.0, "max_deliveries": 4, "lease": 20.0}
+        delays = LeaseRules(**settings).shortest_delays()
+        with self.queue(**settings) as (queue, clock):
+            queue.dispatch(Transaction())
+            for delay in delays:
+                queue.fail(*queue.fetch(), error=SYSTEM_FAILURE)
+                self.advance(clock, delay - 0.5)
+                assert queue.fetch() == [], "it came back too early"
+                self.advance(clock, delay / (1 - JITTER) * JITTER + 1.0)
+            queue.fail(*queue.fetch(), error=SYSTEM_FAILURE)
+            [letter] = self.dead_letters(queue)
+            assert (letter.reason, letter.deliveries) == (BurialReason.MAX_DELIVERIES, 4)
+
+    @pytest.mark.req("CN-12")
+    def test_what_is_returned_for_longer_than_the_lease_comes_back_then(self) -> None:
+        with self.queue(max_deliveries=2, lease=20.0) as (queue, clock):
+            queue.dispatch(Transaction())
+            for _ in range(3):
+                queue.settle([Settlement(each, Verdict.RETURNED, delay=90.0) for each in queue.fetch()])
+                self.advance(clock, 89.0)
+                assert queue.fetch() == [], "it came back too early"
+                self.advance(clock, 2.0)
+            assert len(queue.fetch()) == 1
+            assert self.dead_letters(queue) == []
 
     @pytest.mark.req("OU-02")
     def test_a_failure_says_when_its_message_comes_back_and_how_often(self) -> None:

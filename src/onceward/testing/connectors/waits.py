@@ -75,6 +75,25 @@ class Waits(ConnectorSuite):
             assert time.monotonic() - began < SOON
 
     @needs("make_waiting")
+    @pytest.mark.req("CN-12")
+    def test_a_wait_for_the_end_of_a_delay_may_be_longer_than_a_lease(self) -> None:
+        lease = 0.3
+        with self._queue(lease=lease) as queue:
+            queue.dispatch(*numbered(0, 1))
+            while True:
+                began = time.monotonic()
+                fetched = queue.fetch()
+                queue.settle([Settlement(each, Verdict.RETURNED, delay=1.5) for each in fetched])
+                if fetched and time.monotonic() - began < lease:
+                    break
+                queue.call("await_transactions", lease)
+            while not (again := queue.fetch()):
+                queue.call("await_transactions", LONG)
+                assert time.monotonic() - began < SOON
+            assert time.monotonic() - began >= 1.5
+            queue.done(*again)
+
+    @needs("make_waiting")
     def test_what_was_given_back_for_later_can_be_hastened(self) -> None:
         with self._queue(lease=120.0) as queue:
             if not any(name.startswith("hasten_transactions") for name in dir(queue.connector)):

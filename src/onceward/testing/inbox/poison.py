@@ -31,7 +31,7 @@ class InboxPoison(InboxSuite):
             for _ in range(most):
                 self.crash(inbox, promised, event("e1"))
             for _ in range(2):
-                with pytest.raises(ContractError, match=f"{most} times") as refused:
+                with pytest.raises(ContractError, match=f"started {most} time") as refused:
                     inbox.process(promised, event("e1"), never)
                 assert refused.value.kind is Breach.POISON
             assert inbox.process(promised, event("e2"), write).handling is Handling.DONE, "others go on"
