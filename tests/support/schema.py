@@ -9,14 +9,30 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
+
+_kept: dict[str, Engine] = {}
+
+
+@contextmanager
+def keeping_a_connection(url: str) -> Iterator[None]:
+    """Make and drop the schemas of this server on one connection: opening one takes longer than that."""
+    _kept[url] = _admin_of(url)
+    try:
+        yield
+    finally:
+        _kept.pop(url).dispose()
+
+
+def _admin_of(url: str) -> Engine:
+    return create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
 
 
 class Schema:
     def __init__(self, url: str) -> None:
         self.url = url
         self.name = f"test_{uuid4().hex}"
-        self._admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        self._admin = _kept.get(url) or _admin_of(url)
         self.execute(f"CREATE SCHEMA {self.name}")
 
     @property
@@ -37,7 +53,8 @@ class Schema:
 
     def drop(self) -> None:
         self.execute(f"DROP SCHEMA {self.name} CASCADE")
-        self._admin.dispose()
+        if self.url not in _kept:
+            self._admin.dispose()
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def _key(client: Any, key: bytes) -> dict[str, Any]:
         }
     if key.endswith(b":tally"):
         return {"type": kind, "fields": sorted(name.decode() for name in client.hkeys(key))}
-    if key.endswith((b":keys", b":holders")):
+    if key.endswith((b":places", b":holders")):
         return {
             "type": kind,
             "of": "entry id",

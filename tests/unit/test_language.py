@@ -25,6 +25,13 @@ RETIRED = {
     r"handed out": "delivered",
     r"has the say": "owns, decides",
     r"shall": "must, should",
+    r"now and then": "from time to time, occasionally",
+    r"(whose turn|stands? in line)": "waits, is next",
+    r"comes? due": "is due",
+    r"those who": "name the actor",
+    r"of yours": "your",
+    r"lets? (it|them|one) go": "release",
+    r"in good order": "cleanly",
 }
 """Patterns, and what to write instead."""
 NAMES = re.compile(r"def (_told|_shown|_made|_named|_checked|_explained|_connected|_refused)\(")
@@ -36,7 +43,7 @@ FILES = [
     for folder in ("src", "docs", "tests", "tools", "bench")
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".md", ".in", ".sql") and path != Path(__file__)
-] + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+] + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 
 
 @pytest.fixture(scope="module")

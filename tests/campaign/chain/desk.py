@@ -1,6 +1,6 @@
 """The order desk: a process that places orders, each with its message in one transaction, until all are placed.
 
-Two threads place orders of different customers at once, so transactions commit out of order. Now and then one changes
+Two threads place orders of different customers at once, so transactions commit out of order. Sometimes one changes
 its mind and rolls back what it wrote and sent. Killed and started again, it goes on after the last that committed.
 """
 

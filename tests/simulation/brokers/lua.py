@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, cmp_to_key
 from typing import Any
 
 import msgspec
@@ -167,6 +167,13 @@ def insert(table: Table, value: Value) -> None:
     table[size(table) + 1] = value
 
 
+def sort(table: Table, is_before: Callable[[Value, Value], Value]) -> None:
+    def compare(one: Value, other: Value) -> int:
+        return -1 if truth(first(is_before(one, other))) else 1
+
+    table.update(enumerate(sorted(table.items_in_order(), key=cmp_to_key(compare)), 1))
+
+
 def match(subject: str, pattern: str) -> Any:
     found = _pattern(pattern).search(subject)
     if found is None:
@@ -259,7 +266,7 @@ _LIBRARY: dict[str, Any] = {
         format=lambda form, *values: form % tuple(map(int, values)),
     ),
     "math": Table(floor=lambda each: math.floor(number(each)), min=min, max=max),
-    "table": Table(insert=insert),
+    "table": Table(insert=insert, sort=sort),
     "cjson": Table(decode=read_json),
     "cmsgpack": Table(unpack=read_msgpack),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -322,6 +323,8 @@ class ModelRedis:
 
     def _do_xpending(self, key: str, group: str, *words: str) -> Table:
         found = self._group(key, group)
+        if not words:
+            return _summary(found)
         rest, idle = list(words), 0.0
         if rest[0] == "IDLE":
             idle, rest = float(rest[1]), rest[2:]
@@ -368,6 +371,14 @@ def _read_id(text: str) -> Id:
 
 def show(id_: Id) -> str:
     return f"{id_[0]}-{id_[1]}"
+
+
+def _summary(group: Group) -> Table:
+    held = Counter(each.consumer for each in group.pending.values())
+    if not held:
+        return Table.of([0, False, False, False])
+    ends = [show(min(group.pending)), show(max(group.pending))]
+    return Table.of([held.total(), *ends, Table.of(Table.of([*each]) for each in sorted(held.items()))])
 
 
 def _between(low: str, high: str) -> Callable[[Id], bool]:

@@ -23,6 +23,7 @@ from onceward._redis.wire import BlockingRedisWire
 from onceward._sync import run_blocking
 from onceward.connectors.lease_rules import LeaseRules
 from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
+from onceward.connectors.redis_streams.scripts import AGES, DELAYED
 from onceward.transaction import Settlement, Verdict
 from tests.simulation.brokers.redis import ModelRedis, Stream, show
 from tests.support.every_redis import every_redis
@@ -157,7 +158,7 @@ class RedisMachine(RuleBasedStateMachine):
         data=st.data(),
         verdict=st.sampled_from(Verdict),
         business=st.booleans(),
-        delay=st.sampled_from([0.0, 20.0]),
+        delay=st.sampled_from([0.0, 20.0, 100.0]),
     )
     def settle(self, data: st.DataObject, verdict: Verdict, business: bool, delay: float) -> None:
         who, transaction = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
@@ -180,6 +181,14 @@ class RedisMachine(RuleBasedStateMachine):
         entry, deliveries = queue._deliveries.of(transaction).held
         place = queue.stream, queue.group, queue.consumer
         self.both.send([("XCLAIM", *place, 0, entry, "IDLE", 60_000, "RETRYCOUNT", deliveries, "JUSTID")])
+
+    @rule()
+    def end_delays(self) -> None:
+        queue = self.both.queues[0]
+        held = self.both._ask("XPENDING", queue.stream, queue.group, "-", "+", 1000, DELAYED)
+        for entry, _, _, deliveries in held:
+            place = queue.stream, queue.group, DELAYED
+            self.both.send([("XCLAIM", *place, 0, entry, "IDLE", AGES, "RETRYCOUNT", deliveries, "JUSTID")])
 
     @rule(who=st.integers(0, 1))
     def release(self, who: int) -> None:

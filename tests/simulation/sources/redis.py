@@ -24,7 +24,7 @@ from tests.simulation.sources.source import RestartingSource, Watcher
 from tests.simulation.threads import block
 from tests.simulation.wire import Wire, WireLost
 
-STREAM, GROUP, PARKED = "orders", "onceward", "returned"
+STREAM, GROUP = "orders", "onceward"
 DEAD = f"{{{STREAM}}}:{GROUP}:dead"
 PATIENCE = 5.0
 """Seconds after which a client gives up on a reply."""
@@ -189,10 +189,13 @@ class RedisSource(RestartingSource):
             self._ended(process, id_)
         elif after.deliveries > before.deliveries:
             idle = self.model.now() - before.since
-            if idle < self._rules.lease * 1000:
+            is_delayed = before.consumer == scripts.DELAYED
+            if is_delayed and idle < scripts.AGES:
+                watcher.accuse(f"{process} claims message {key}, delayed by {scripts.AGES - idle:g} ms more")
+            elif idle < self._rules.lease * 1000:
                 watcher.accuse(f"{process} claims message {key}, whose lease began {idle:g} ms ago")
             watcher.delivered(process, key, (after.consumer, after.deliveries))
-        elif after.consumer == PARKED:
+        elif after.consumer == scripts.DELAYED:
             how = "returned" if after.deliveries < before.deliveries else "delayed"
             watcher.ended(process, key, self._token(process, key), how, None)
         elif watcher.holders.get(key, (None, None))[1] is not process:

@@ -178,3 +178,31 @@ def test_a_run_hides_values_in_lines_of_user_code(capsys: pytest.CaptureFixture[
     assert shown.count("nowhere") >= 4
     if form == "json":
         assert all(json.loads(line) for line in shown.splitlines())
+
+
+class UniqueViolation(Exception):
+    """As asyncpg has it."""
+
+    sqlstate = "23505"
+    detail = f"Key (card)=({CARD}) already exists."
+
+
+class NotFound(Exception):
+    """As web frameworks have it: their detail is the message itself."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        self.status, self.detail = status, detail
+        super().__init__(status, detail)
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.detail}"
+
+
+def test_a_detail_is_hidden_if_it_is_of_postgresql_and_not_if_it_is_what_the_error_says() -> None:
+    missing = NotFound(404, "no such customer")
+    scrub(missing)
+    assert str(missing) == "404: no such customer"
+    wrapper = RuntimeError(f"cannot save it: {UniqueViolation.detail}")
+    wrapper.__cause__ = UniqueViolation("duplicate key value")
+    scrub(wrapper)
+    assert CARD not in str(wrapper)
