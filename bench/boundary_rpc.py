@@ -20,6 +20,7 @@ from bench.boundary import at_least, messages
 from bench.boundary_process import serve_boundary
 from bench.measure import Line
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient
+from onceward.boundary.client.plain_http import AsyncPlainCalls
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient
 from onceward.boundary.wire import record
@@ -54,7 +55,7 @@ async def _measure(url: str, redis_url: str) -> list[Line]:
     bare_client = BoundaryServiceClient(url, send_compression=None, accept_compression=())
     wire = redis.asyncio.Redis.from_url(redis_url)
     async with AsyncBoundaryClient(url) as client, bare_client as rpc, wire:
-        empty = pb.PutObjectRequest()
+        empty, plain = pb.PutObjectRequest(), AsyncPlainCalls(url)  # the client's own way to call
         ready = pb.FetchFactsRequest(consumer_name="ready-made", limit=PAGE)
         ours = pb.FetchFactsRequest(consumer_name="reader", limit=PAGE)
 
@@ -71,12 +72,12 @@ async def _measure(url: str, redis_url: str) -> list[Line]:
 
         alone_bare, alone = await in_turn(
             ALONE,
-            lambda: clients(repeated(ALONE, lambda: rpc.put_object(empty)), 1),
+            lambda: clients(repeated(ALONE, lambda: plain.call("put_object", empty, None)), 1),
             lambda: clients(append(ALONE), 1),
         )
         bare, added, many = await in_turn(
             COUNT,
-            lambda: clients(repeated(COUNT, lambda: rpc.put_object(empty))),
+            lambda: clients(repeated(COUNT, lambda: plain.call("put_object", empty, None))),
             lambda: clients(repeated(COUNT, add)),
             lambda: clients(append(COUNT)),
         )
@@ -92,9 +93,11 @@ async def _measure(url: str, redis_url: str) -> list[Line]:
             [[_, entries]] = found
             await wire.xack("facts", "readers", *[each[0] for each in entries])
 
-        async def fetch_and_confirm() -> None:
-            facts = (await client.fetch("confirming", CONFIRMED)).facts
-            await client.confirm("confirming", facts[-1].offset)
+        handled = 0
+
+        async def fetch_and_confirm() -> None:  # as the consumer's loop does, in one call
+            nonlocal handled
+            handled = (await client.fetch("confirming", CONFIRMED, confirm=handled)).facts[-1].offset
 
         turns = COUNT // CONFIRMED
         read, fetched = await in_turn(
@@ -102,13 +105,14 @@ async def _measure(url: str, redis_url: str) -> list[Line]:
             lambda: clients(repeated(turns, read_and_acknowledge), 1),
             lambda: clients(repeated(turns, fetch_and_confirm), 1),
         )
+        plain.close()
         confirm, fetch = await _latencies(client, rate=1e6 / many / 10)
     return [
         at_least("append, one after another; bare: an empty call", alone_bare, alone, 0.6),
         at_least("append, 32 at once; bare: an empty call", bare, many, 0.7),
         at_least("append, 32 at once; bare: XADD, fsync always", added, many, 0.8),
         at_least("fetch 1000 over RPC; bare: a ready-made page", page_bare, page, 0.5),
-        at_least("fetch 100 + confirm; bare: XREADGROUP + XACK", read, fetched, 1.0),
+        at_least("confirm + fetch 100 in one call; bare: XREADGROUP + XACK", read, fetched, 1.0),
         _latency("confirm over RPC at a tenth of peak load, p99", confirm, CONFIRM_MS),
         _latency("fetch 100 over RPC at a tenth of peak load, p99", fetch, FETCH_MS),
     ]

@@ -1,7 +1,7 @@
 """The cost of a new event among few and many dedup records, for ids that contain their day and ids that do not.
 
 Bare is the median of the first events in an empty table, ours the median among 1 or 10 million rows. The median of
-single events, because the disk of a shared machine stalls now and then. ROWS_MILLIONS=1 leaves out the 10 million.
+single events, because the disk of a shared machine stalls from time to time. ROWS_MILLIONS=1 leaves out the 10 million.
 
 Ids in no order cost PostgreSQL the most. Among 10 million rows an event wrote 6.6 kB of WAL instead of 1.1 kB. That is
 what whole pages in the WAL would look like, which PostgreSQL writes at the first change of a page after a checkpoint:

@@ -137,7 +137,7 @@ def _measure(inbox: Inbox, url: str, rows: int) -> tuple[float, float, PurgeRepo
     with _consumer(inbox) as busy:
         report = _purge(url)
     with _consumer(inbox) as quiet:
-        time.sleep(time.perf_counter() - began)  # as long: a disk that stalls does so now and then
+        time.sleep(time.perf_counter() - began)  # as long: a disk may stall from time to time
     assert report.rows == rows, report
     assert not report.unfinished, report
     return max(quiet) * 1000, max(busy) * 1000, report

@@ -30,10 +30,10 @@ MESSAGES = 20_000
 CLAIMED = 500
 IDLE_SENDS = 150
 HELD = 1_000_000
-"""Messages that wait until next year, while others come due."""
+"""Messages that wait until next year, while others are due."""
 DUE = 500
 DUE_WITHIN = 5.0
-"""Seconds over which they come due."""
+"""Seconds over which they become due."""
 PAYLOAD = {"order": 4711, "item": "a book", "amount": 1250, "currency": "EUR"}
 
 INSERT = "INSERT INTO {table} (id, target, body, created_at) VALUES (:id, :target, :body, :at)"
