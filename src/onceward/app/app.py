@@ -77,12 +77,12 @@ class Producer(SendsToSink):
         function: Callable[..., Any],
         sink: str,
         policy: ProducerPolicy,
-        follows: Callable[..., Any] | None = None,
+        follows: Consumer | None = None,
     ) -> None:
         self.app = app
         self.function = function
         self.follows = follows
-        """The consumer function that was given as the sink, if one was."""
+        """The consumer that was given as the sink, if one was."""
         self.name = function.__name__
         self.sink = address_of(sink, self.name, sink=True)
         self.policy = policy
@@ -353,19 +353,19 @@ class Onceward:
                     f"{self.name} has two producers {own!r}; rename one of the functions"
                 )
             url = self.resolved.of_producer(own).sink or given
-            follows = sink if callable(sink) else None
             producer = Producer(self, called, url, parse_policy(ProducerPolicy, policy, own), follows)
             self.producers[own] = producer
             decorated: ProducerFunction[Arguments, Returned] = attach(function, producer, PRODUCER_WAYS)
             return decorated
 
-        given = self._source_of(sink) if callable(sink) else sink
+        follows = None if isinstance(sink, str) else self._followed(sink)
+        given = follows.source.url if follows else str(sink)
         return decorate
 
-    def _source_of(self, function: Callable[..., Any]) -> str:
+    def _followed(self, function: Callable[..., Any]) -> Consumer:
         found = [each for each in self.consumers.values() if each.function == function]
         if len(found) == 1:
-            return found[0].source.url
+            return found[0]
         name = getattr(function, "__name__", repr(function))
         problem = f"is {len(found)} consumers" if found else "is not a consumer"
         raise ConfigurationError(

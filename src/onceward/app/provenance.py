@@ -83,5 +83,4 @@ def _source_origin(app: Onceward, consumer: str) -> str:
 def _sink_origin(app: Onceward, producer: Producer) -> str:
     if app.resolved.of_producer(producer.name).sink is not None:
         return _origin(app, f"producers.{producer.name}.sink")
-    followed = (each.name for each in app.consumers.values() if each.function == producer.follows)
-    return next((_source_origin(app, name) for name in followed), CODE)
+    return CODE if producer.follows is None else _source_origin(app, producer.follows.name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from onceward.app.send.event_types import with_event_type
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.outbox.outbox import Place
@@ -55,6 +56,14 @@ class AppTargets:
             f"{self._app.name} has no {kind} {own!r}; its messages wait in the outbox until an app "
             "that has it relays them"
         )
+
+    def with_event_type(self, name: str, payload: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the metadata with the event type that the contract of a consumer accepts, if it has none."""
+        kind, _, own = name.partition(":")
+        consumer = self._app.consumers[own] if kind == "consumer" else self._app.producers[own].follows
+        if consumer is None:
+            return metadata
+        return with_event_type(consumer.name, consumer.contract, payload, metadata)
 
 
 def reachable(address: Address) -> Address:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -75,8 +75,12 @@ def message(
     at: datetime | None,
     headers: Mapping[str, Any] | None,
     lineage: Lineage = NO_LINEAGE,
+    complete: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> Message:
-    """Check and encode it. Raises `OutboxError`, or `PayloadError` if the payload cannot be encoded."""
+    """Check and encode it. `complete` takes the payload and the headers, and returns all headers.
+
+    Raises `OutboxError`, or `PayloadError` if the payload cannot be encoded.
+    """
     seconds, due = (None, None) if delay is None and at is None else check_due(delay, at)
     own_time = now = datetime.now(UTC)
     # An inbox goes by the event's own time: one that is due in a year is not a year old then, and one that was due a
@@ -107,6 +111,8 @@ def message(
     metadata = NO_HEADERS if headers is None else headers
     if not isinstance(metadata, Mapping):
         raise OutboxError(f"nothing was sent: headers must be a mapping, not {type(metadata).__name__}")
+    if complete is not None:
+        metadata = complete(plain, metadata)
     transaction = Transaction(
         id=chosen,
         payload=plain,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
-from functools import cache
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 from onceward._sync import run_blocking
+from onceward.errors import ConfigurationError
 from onceward.outbox.errors import OutboxError
 from onceward.outbox.message import Lineage, Message, checked_id, checked_text, derived_id, message
 from onceward.outbox.rows import ConnectionPort, cancel, insert, is_there, schema_of, write
@@ -95,7 +96,15 @@ class Outbox:
             known = stored(target, self.targets)
             if isinstance(target, str) and len(self._stored) < MOST_URLS:
                 self._stored[target] = known
-        return message(known, payload, **given)
+        if "://" in known:
+            return message(known, payload, **given)
+        return message(known, payload, complete=partial(self._with_event_type, known), **given)
+
+    def _with_event_type(self, name: str, payload: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            return self.targets.with_event_type(name, payload, metadata)
+        except ConfigurationError as error:
+            raise OutboxError(f"nothing was sent: {error}; name it: headers={{'event_type': …}}") from None
 
     async def check(self, port: ConnectionPort) -> None:
         """Raise `OutboxError` unless the connection is one to the app's database, with the table of the outbox."""

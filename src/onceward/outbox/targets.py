@@ -6,7 +6,7 @@ no password of it is stored. A URL is stored as it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from onceward._secrets import mask_url
@@ -31,6 +31,11 @@ class Targets(Protocol):
 
     def address_of(self, name: str) -> Address:
         """Return where messages for this name go now. Raises `ConfigurationError` if the app has no such function."""
+        ...
+
+    def with_event_type(self, name: str, payload: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the metadata with the event type that the function's consumer expects, if it has none. Raises
+        `ConfigurationError` if that is not known."""
         ...
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protoco
 
 from onceward._ids import new_id
 from onceward.app.checks import address_of
+from onceward.app.send.event_types import with_event_type
 from onceward.errors import ConfigurationError
 from onceward.models import as_plain_data
 from onceward.outbox.delay import Delayed
@@ -135,10 +136,12 @@ class SendsToSource:
             return self._as_given(message, id)
         payload = as_plain_data(message)
         own = new_id() if id is None else id
-        metadata = self._metadata
-        if metadata and not (isinstance(payload, dict) and "event_type" in payload):
-            return Transaction(own, payload, metadata)
-        return Transaction(own, payload)
+        try:
+            return Transaction(own, payload, with_event_type(self.name, self.contract, payload))
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"nothing was sent: {error}; send Transaction(payload=…, metadata={{'event_type': …}})"
+            ) from None
 
     def _as_given(self, message: Transaction | Delayed, id: str | None) -> Transaction:
         if isinstance(message, Delayed):
@@ -149,12 +152,6 @@ class SendsToSource:
         if id is not None and id != message.id:
             raise ValueError(f"the transaction has the id {message.id!r} already; leave out id=…")
         return message
-
-    @cached_property
-    def _metadata(self) -> dict[str, Any]:
-        """The event type that its contract expects, if it expects one."""
-        types = () if self.contract is None else self.contract.event_types
-        return {"event_type": types[0]} if len(types) == 1 and types[0] != "*" else {}
 
     def _check_many(self, messages: Any, kinds: Any) -> None:
         if isinstance(messages, (str, bytes, dict, Transaction)) or not isinstance(messages, kinds):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onceward._functions import check_awaitable, check_result
+from onceward.app.send.event_types import with_event_type
 from onceward.errors import ConfigurationError
 from onceward.models import as_plain_data
 from onceward.outbox.delay import Delayed
@@ -59,7 +60,7 @@ class HeldSink:
         check_result(value, self._producer.function)
         due = value if isinstance(value, Delayed) else None
         payload = value if due is None else due.payload
-        made = payload if isinstance(payload, Transaction) else Transaction(payload=as_plain_data(payload))
+        made = payload if isinstance(payload, Transaction) else self._as_transaction(as_plain_data(payload))
         if due is not None:
             if self._app.settings.database is None:
                 raise ConfigurationError(
@@ -68,6 +69,14 @@ class HeldSink:
                 )
             self._held[made.id] = due
         return made
+
+    def _as_transaction(self, payload: Any) -> Transaction:
+        consumer = self._producer.follows
+        if consumer is None:
+            return Transaction(payload=payload)
+        return Transaction(
+            payload=payload, metadata=with_event_type(consumer.name, consumer.contract, payload)
+        )
 
     def dispatch(self, transactions: Sequence[Transaction]) -> None:
         """Send these, or have them held in a commit of its own."""
