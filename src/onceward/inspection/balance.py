@@ -127,8 +127,9 @@ def explain_surplus(count: int, source: SourceCounts) -> str:
             "persistence, a file that was removed), or they came from another source"
         )
     return (
-        f"the database has {count:,} more {'record' if count == 1 else 'records'} of this consumer than this source "
-        "had messages: something else feeds or fed it, too, or the source has lost messages"
+        f"the database has {count:,} more {'record' if count == 1 else 'records'} of this consumer than messages of "
+        "this source have ended: something else feeds or fed it, too, or the source has lost messages, or forgotten "
+        "which of them ended (its consumer or group was created again)"
     )
 
 

@@ -113,6 +113,18 @@ def test_whatever_is_altered_is_noticed(file: Path, change: Callable[[dict[str, 
         read(file)
 
 
+@pytest.mark.parametrize(
+    ("before", "name"), [('"evidence": [], ', "evidence"), ('"format": "x", ', "format")]
+)
+def test_a_name_that_is_there_twice_is_refused(file: Path, before: str, name: str) -> None:
+    """The signature covers the last one only; whoever reads the file may see the first."""
+    file.write_text("{" + before + file.read_text().lstrip()[1:])
+    with pytest.raises(
+        ConfigurationError, match=rf"evidence.json has '{name}' twice in one object; write it again"
+    ):
+        read(file)
+
+
 def test_a_file_without_its_signature_is_refused_where_a_key_is_trusted(file: Path) -> None:
     content = json.loads(file.read_text())
     for stripped in ({**content, "signature": None}, {k: v for k, v in content.items() if k != "signature"}):

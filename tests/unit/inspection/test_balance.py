@@ -340,7 +340,10 @@ def test_letters_of_messages_that_are_no_longer_listed_are_still_dead() -> None:
 
 def test_more_records_than_messages_leave_it_unknown_by_id_too() -> None:
     balance = follow("a", records="a", extra=2)
-    assert "the database has 2 more records of this consumer" in balance.unknown[0]
+    assert (
+        "the database has 2 more records of this consumer than messages of this source have ended"
+        in balance.unknown[0]
+    )
     empty = follow(extra=2)
     assert (empty.appended, empty.verdict) == (None, "unknown")
     assert "it was emptied or lost" in empty.unknown[0]

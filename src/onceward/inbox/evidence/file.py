@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -154,11 +156,24 @@ def _parse(text: bytes, place: str) -> dict[str, Any]:
         content = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{place} is not JSON, or cut short: {error}; {_AGAIN}") from None
+    if (twice := _repeated_name(text)) is not None:
+        raise ConfigurationError(f"{place} has {twice!r} twice in one object; {_AGAIN}")
     if not isinstance(content, dict) or content.get("format") != FORMAT or "evidence" not in content:
         raise ConfigurationError(
             f"{place} is not a file of `onceward verify --out` (format {FORMAT!r}); {_AGAIN}"
         )
     return content
+
+
+def _repeated_name(text: bytes) -> str | None:
+    """A name that an object has twice: the signature would cover only the last one."""
+    repeated: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        repeated.extend(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+
+    json.loads(text, object_pairs_hook=note)
+    return repeated[0] if repeated else None
 
 
 def _text_of(given: str, place: str) -> bytes:
