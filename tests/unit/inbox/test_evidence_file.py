@@ -117,7 +117,7 @@ def test_whatever_is_altered_is_noticed(file: Path, change: Callable[[dict[str, 
     ("before", "name"), [('"evidence": [], ', "evidence"), ('"format": "x", ', "format")]
 )
 def test_a_name_that_is_there_twice_is_refused(file: Path, before: str, name: str) -> None:
-    """The signature covers the last one only; whoever reads the file may see the first."""
+    """The signature covers the last one only, and another reader of the file may take the first."""
     file.write_text("{" + before + file.read_text().lstrip()[1:])
     with pytest.raises(
         ConfigurationError, match=rf"evidence.json has '{name}' twice in one object; write it again"
