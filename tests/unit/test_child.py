@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from onceward._process import child
 from onceward._process.child import ChildDied, call_in_child
 from onceward.errors import ConfigurationError, OncewardError
+from tests.support.sqlite_locks import LOCKS, held, held_for_a_moment
 
 
 def test_what_it_returns_or_raises_comes_back() -> None:
@@ -32,6 +37,28 @@ def test_what_it_returns_or_raises_comes_back() -> None:
 
     with pytest.raises(OncewardError, match="Odd: only here"):
         call_in_child(fails_strangely, 30)
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_of_sqlite_that_a_thread_held_at_the_fork_does_not_hang_it(lock: str, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def write() -> str:
+        with calls.open("a") as file:
+            file.write("x")
+        with closing(sqlite3.connect(tmp_path / "any.db")) as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS numbers AS SELECT random()")
+        return "written"
+
+    with held_for_a_moment(lock):
+        assert call_in_child(write, 5) == "written"
+    assert calls.read_text() == "x", "it ran in a child that was given up"
+
+
+def test_a_lock_of_sqlite_that_is_always_held_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "USABLE_WITHIN", (0.1, 0.1))
+    with held("memory"), pytest.raises(ChildDied, match=r"could not begin: .* a lock of SQLite is held here"):
+        call_in_child(lambda: None, 5)
 
 
 @pytest.mark.parametrize(

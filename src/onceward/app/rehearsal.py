@@ -30,6 +30,9 @@ PREDICTED = {
 
 LONGEST = 60.0
 """Seconds that a dry run in a process of its own may take."""
+QUIET = 2.0
+"""Seconds that it waits for a moment to fork in which no other thread uses the database. A web app may use it all the
+time."""
 
 
 class Unopened:
@@ -119,9 +122,10 @@ def predict_edit(task: Any, draft: Draft, body: bytes, engine: Engine) -> Predic
 def predict_apart(task: Any, transaction: Transaction, engine: Engine) -> Prediction:
     """Predict in a process of its own, as if what made poison of it were fixed. It may kill that one."""
     from onceward._process.child import ChildDied, call_in_child
+    from onceward.db.backends.quiet_files import await_quiet_file
     from onceward.deadletters.dry_run import PredictedOutcome, Prediction
 
-    engine.dispose()  # a fork would share its connections
+    await_quiet_file(engine, QUIET)  # a fork would share its connections
 
     def run() -> Prediction:
         engine.dispose(close=False)

@@ -4,9 +4,8 @@ Children are forked: they inherit the consumer and its events, picklable or not,
 never opens a database, because a fork would share the connection. Each child has a watchdog, which ends work that takes
 too long and reports its stack.
 
-A thread of the parent, such as the user's module may start, is not in the child, but the locks that it held are, for
-good. SQLite has a few for the whole process, and guards none of them against a fork. So a child first shows that it can
-use SQLite; one that cannot has run nothing yet, and is forked again.
+A child first shows that it can use SQLite: see `onceward._process.usable_fork`. One that cannot has run nothing yet,
+and is forked again.
 """
 
 from __future__ import annotations
@@ -20,21 +19,19 @@ import os
 import pickle
 import random
 import signal
-import sqlite3
 import sys
 import tempfile
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NoReturn
 
 import msgspec
 
+from onceward._process.usable_fork import UNUSABLE, USABLE_WITHIN, fork_beside_threads, use_sqlite_or_end
 from onceward.errors import ConfigurationError
 from onceward.verify.watch import background, inheritance, intrusions, outbound, traffic
 from onceward.verify.watch.intrusions import is_user_code
@@ -44,12 +41,6 @@ FALLBACK = 3.0
 """Seconds after the watchdog until faulthandler writes the stacks: it works even if the GIL is never released."""
 PREPARING = 60.0
 """Seconds for the kit's own work: connecting, copying a database, reading it."""
-USABLE_WITHIN = tuple(0.25 * number for number in range(1, 21))
-"""Seconds that a child has to use SQLite, which takes a millisecond: for each time that it is forked."""
-UNUSABLE = (
-    "every process that this one forks hangs when it opens a SQLite database: a lock of SQLite is held here, by a "
-    "thread that is always in it, or by one that was lost when this process was itself forked"
-)
 _CHECK_EVERY = 0.05
 _PROBE = f'  File "{Path(__file__).parent / "faults.py"}"'
 """Where a stack leaves the handler."""
@@ -203,10 +194,7 @@ class ChildProcess:
     def _fork(self, work: Callable[[Watchdog], Any], timeout: float, limit: float) -> bool:
         """Start the process; return whether it can use SQLite. If not, it has ended."""
         self._pipe, write = os.pipe()
-        with warnings.catch_warnings():
-            # Python warns about a fork while threads run. Of the locks that they might hold, the child touches only
-            # SQLite's.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with fork_beside_threads():
             self.pid = os.fork()
         if self.pid == 0:
             os.close(self._pipe)
@@ -289,25 +277,6 @@ def run_at_once(works: Sequence[Callable[[Watchdog], Any]], timeout: float) -> l
         return [child.wait() for child in children]
     finally:
         os.close(gate)
-
-
-def use_sqlite_or_end(limit: float) -> None:
-    """End this process if a thread of the parent held a lock of SQLite at the fork: it can never be taken here."""
-    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-    signal.setitimer(signal.ITIMER_REAL, limit)
-    with suppress(Exception):  # an audit hook of the user may refuse it
-        _use_sqlite()
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
-
-
-def _use_sqlite() -> None:
-    """Take each lock that all of its connections share: for files, memory, pages and random numbers."""
-    sqlite3.connect(os.devnull).close()
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute("CREATE TABLE pages AS SELECT randomblob(8)")
 
 
 def detach_from_parent() -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import msgspec
 
+from onceward._process.usable_fork import UNUSABLE, USABLE_WITHIN, fork_beside_threads, use_sqlite_or_end
 from onceward.app.app import Consumer, Onceward
 from onceward.errors import ConfigurationError
 from onceward.task.lifecycle import text_of
 from onceward.verify import interpreters
-from onceward.verify.children import UNUSABLE, USABLE_WITHIN, Broken, Died, Hung, use_sqlite_or_end
+from onceward.verify.children import Broken, Died, Hung
 from onceward.verify.plan import plan_of
 from onceward.verify.report import VerificationReport
 from onceward.verify.run import run
@@ -89,8 +89,7 @@ class _Examiner:
         self.results, sender = multiprocessing.Pipe(duplex=False)
         context: Any = multiprocessing.get_context("fork")
         self.process = context.Process(target=_examine, args=(consumer, given, sender, limit))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork while threads run; see `children`
+        with fork_beside_threads():
             self.process.start()
         sender.close()
         try:
