@@ -112,6 +112,25 @@ def test_a_smaller_fetch_leaves_the_rest_of_a_wait_for_the_next(stream: str, nat
 
 
 @pytest.mark.req("NJ-02")
+def test_what_a_wait_has_taken_is_not_fetched_after_its_lease(stream: str, nats_url: str) -> None:
+    # A consumer that was paused during the wait does not fetch what came, and another one gets it.
+    with (
+        JetStreamConnector(nats_url, stream, lease=4.0) as source,
+        JetStreamConnector(nats_url, stream, lease=4.0) as other,
+    ):
+        assert source.fetch_transactions(5) == []
+        source.dispatch_transactions(numbered(2))
+        assert source.await_transactions(30.0)
+        time.sleep(4.5)
+        found: list[Transaction] = []
+        while len(found) < 2:
+            other.await_transactions(30.0)
+            found += other.fetch_transactions(5)
+        assert source.fetch_transactions(5) == []
+        other.settle_transactions(done(*found))
+
+
+@pytest.mark.req("NJ-02")
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 def test_a_stop_ends_the_wait_and_takes_nothing_along(kind: str, nats_url: str, stream: str) -> None:
     began = time.monotonic()

@@ -102,6 +102,8 @@ class JetStreamQueue(Leasing):
 
     async def fetch(self, size: int, pull: Pull) -> Sequence[Transaction]:
         self._size = size
+        if not all(self._is_certain(self._deliveries.of(each)) for each in self._ready):
+            await self.return_ready()  # nothing has extended their leases since the wait
         if self._ready:
             taken, self._ready = self._ready[:size], self._ready[size:]
             return taken
