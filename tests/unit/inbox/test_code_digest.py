@@ -143,6 +143,72 @@ def test_the_digest_covers_siblings_that_are_not_installed_and_nothing_else(proj
     assert project.code().modules == (*COVERED[:2], "gd_shop", *COVERED[2:]), "it runs first"
 
 
+BY_NAME = """
+import builtins
+import importlib
+from importlib import import_module as load
+
+from onceward import ConsumerTask
+from onceward.inbox import Contract
+
+class Bill(ConsumerTask):
+    contract = Contract(consumer_id="billing", event_types=["order"], owner_team="shop",
+                        idempotency_mechanism="one transaction")
+
+    def process_transaction(self, transaction, session):
+        {}
+"""
+
+
+@pytest.mark.req("CC-068")
+@pytest.mark.parametrize(
+    "call",
+    [
+        'importlib.import_module("gd_shop.rules")',
+        'importlib.import_module(name="gd_shop.rules")',
+        'importlib.import_module(".rules", "gd_shop")',
+        'importlib.import_module(".rules", package="gd_shop")',
+        'importlib.import_module("..rules", "gd_shop.deeper")',
+        'importlib.import_module(".rules", __package__)',
+        'importlib.import_module(name=".rules", package=__package__)',
+        'load("gd_shop.rules")',
+        '__import__("gd_shop.rules")',
+        '__import__(name="gd_shop.rules")',
+        'builtins.__import__("gd_shop", fromlist=["rules"])',
+        '__import__("gd_shop", {}, {}, ["rules"])',
+        '__import__("rules", globals(), locals(), [], 1)',
+        '__import__("", globals(), fromlist=("rules",), level=1)',
+    ],
+)
+def test_the_digest_covers_a_module_that_is_imported_by_a_name_in_the_code(
+    project: Project, call: str
+) -> None:
+    project.write("gd_shop/consumer.py", BY_NAME.format(call))
+    project.write("gd_shop/rules.py", "RULE = 1\n")
+    assert project.code().modules == ("gd_shop.consumer", "gd_shop.rules")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'importlib.import_module(".rules", transaction.payload)',
+        'importlib.import_module(".." * 9 + "rules", "gd_shop")',
+        'importlib.import_module("....rules", "gd_shop")',
+        'importlib.import_module("...")',
+        "importlib.import_module(*transaction.payload)",
+        '__import__("gd_shop", *transaction.payload)',
+        '__import__("gd_shop", level=transaction.payload, fromlist=[transaction.id])',
+        "transaction.import_module(name=7)",
+    ],
+)
+def test_a_name_that_is_computed_or_leads_nowhere_adds_nothing_to_the_digest(
+    project: Project, call: str
+) -> None:
+    project.write("gd_shop/consumer.py", BY_NAME.format(call))
+    project.write("gd_shop/rules.py", "RULE = 1\n")
+    assert project.code().modules == ("gd_shop.consumer",)
+
+
 SHOP = """
 from onceward import Onceward
 app = Onceward("shop", database="sqlite:///nowhere.db")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,10 +15,11 @@ from typing import Any
 
 import msgspec
 
+from onceward.inbox.evidence.imports import ImportedNames, imports_in
+
 SCRIPT = "__main__"
 _PARSING = threading.Lock()
 """`ast.parse` of Python 3.11 and 3.12 fails in several threads at once: it counts its depth for all of them."""
-_FOR_TYPES = re.compile(r"(\w+\.)?TYPE_CHECKING")
 
 
 def spec_of(name: str) -> ModuleSpec | None:
@@ -74,14 +74,6 @@ def syntax_tree(source: bytes) -> ast.Module | None:
         return None
 
 
-class ImportedNames(msgspec.Struct, frozen=True):
-    """A module that code imports, or `from base import names`; `level` counts the dots before the base."""
-
-    base: str
-    names: tuple[str, ...] = ()
-    level: int = 0
-
-
 class Study(msgspec.Struct, frozen=True):
     """What follows from the source of a module alone."""
 
@@ -109,17 +101,7 @@ def _study(source: bytes) -> Study:
     if tree is None:
         return Study(hashlib.sha256(source).hexdigest(), False, ())
     blank = all(isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in tree.body)
-    return Study(hashlib.sha256(b"".join(_serialize(tree))).hexdigest(), blank, tuple(_imports(tree)))
-
-
-def _imports(tree: ast.Module) -> Iterator[ImportedNames]:
-    for node in _executed(tree):
-        if isinstance(node, ast.Import):
-            yield from (ImportedNames(alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield ImportedNames(node.module or "", tuple(alias.name for alias in node.names), node.level)
-        elif isinstance(node, ast.Call):
-            yield from map(ImportedNames, _imported_by_call(node))
+    return Study(hashlib.sha256(b"".join(_serialize(tree))).hexdigest(), blank, tuple(imports_in(tree)))
 
 
 def imports_of(name: str, spec: ModuleSpec, source: bytes, is_own: Callable[[str], bool]) -> Iterator[str]:
@@ -136,31 +118,6 @@ def imports_of(name: str, spec: ModuleSpec, source: bytes, is_own: Callable[[str
             base = ".".join([*above, base] if base else above)
         inner = [f"{base}.{own}" for own in each.names] if each.names and is_own(base) else [base]
         yield from (one if one == base or spec_of(one) is not None else base for one in inner)
-
-
-def _executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """Walk a tree without what only type checkers read."""
-    todo = [tree]
-    while todo:
-        node = todo.pop()
-        yield node
-        if isinstance(node, ast.If) and _FOR_TYPES.fullmatch(ast.unparse(node.test)):
-            todo += node.orelse
-        else:
-            todo += ast.iter_child_nodes(node)
-
-
-def _imported_by_call(call: ast.Call) -> Iterator[str]:
-    """The module in `import_module("shop.rules")`. A name that is computed cannot be known."""
-    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    if function in ("import_module", "__import__") and call.args:
-        given = call.args[0]
-        if (
-            isinstance(given, ast.Constant)
-            and isinstance(given.value, str)
-            and not given.value.startswith(".")
-        ):
-            yield given.value
 
 
 def _serialize(node: Any) -> Iterator[bytes]:
