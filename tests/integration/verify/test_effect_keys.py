@@ -54,6 +54,11 @@ class WithTheEventsId(Charges):
         session.effect("charge", lambda key: cards.charge(5, key=key[: len(session.event.tracking_id)]))
 
 
+class WithTheEnd(Charges):
+    def charge(self, session: Any, cards: Any) -> None:
+        session.effect("charge", lambda key: cards.charge(5, key=key.rpartition("-")[2]))
+
+
 class AlwaysDone(Charges):
     def charge(self, session: Any, cards: Any) -> None:
         session.effect(
@@ -124,6 +129,25 @@ def test_a_part_of_the_key_that_two_events_share_is_found(consumer: Any, found: 
     report = examine(consumer, "outside-calls")
     assert report["outside-calls"].result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED)
     assert ("takes the second for a copy of the first" in str(report)) is found
+
+
+@pytest.mark.parametrize(
+    ("consumer", "found"), [(WithTheEnd, True), (WithTheEventsId, False), (Charges, False)]
+)
+@pytest.mark.parametrize("tracking_id", ["order-1", "1", "0198c1f2-aaaa-7bbb-8ccc-0123456789ab"])
+def test_a_part_of_the_key_that_has_nothing_of_the_event_is_found_with_one_sample(
+    consumer: Any, found: bool, tracking_id: str
+) -> None:
+    report = examine_consumer(
+        consumer,
+        [{**EVENTS[0], "tracking_id": tracking_id}],
+        setup=setup,
+        services={"cards": Cards()},
+        outside=["cards"],
+        only=["outside-calls"],
+    )
+    assert report["outside-calls"].result is (ScenarioStatus.FAILED if found else ScenarioStatus.PASSED)
+    assert ("every event has the same" in str(report)) is found
 
 
 @pytest.mark.parametrize(("consumer", "found"), [(AlwaysDone, True), (Asks, False)])

@@ -8,7 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from onceward.inbox.effects import Claim, key_of
 from onceward.inbox.evidence.code_digest import code_of
+from onceward.inbox.stores.types import Key
 from onceward.verify.children import Watchdog, run_in_child
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery
@@ -17,6 +19,8 @@ from onceward.verify.watch import blockade, intrusions
 from onceward.verify.watch.calls import KEY, MESSAGE, OutsideCall
 from onceward.verify.watch.intrusions import Intrusion, Phase, during
 
+SHORTEST_PART = 4
+"""Characters. A shorter part of a key may be an event's id by chance."""
 _STEPS = {
     Phase.HANDLER: "the handler",
     Phase.SUCCESS: "handle_transaction_success",
@@ -72,7 +76,7 @@ def outside_calls(trial: Trial) -> Assessment:
         each.finding(consumer) for each in trial.blocked if each.effect is not None or each.where not in known
     ]
     findings += [finding for each in trial.deliveries for finding in _keys(each)]
-    findings += _parts_of_keys(trial.deliveries)
+    findings += _parts_of_keys(trial.deliveries, consumer)
     return Assessment(
         findings,
         "files, sockets, processes, messages, other database connections, also in other threads and tasks",
@@ -108,12 +112,19 @@ def _keys(delivery: Delivery) -> Iterator[Finding]:
                 )
 
 
-def _parts_of_keys(deliveries: Sequence[Delivery]) -> Iterator[Finding]:
-    """Calls whose key is a part of their effect's, which is that of another effect, too."""
+def _parts_of_keys(deliveries: Sequence[Delivery], consumer: str) -> Iterator[Finding]:
+    """Calls whose key is a part of their effect's, which is that of another effect, or of every event, too."""
     used: dict[tuple[str, str], tuple[str, str]] = {}
     for delivery in deliveries:
         for call in delivery.calls:
             place = (delivery.event, call.effect)
+            if _has_nothing_of(delivery.event, call, consumer):
+                yield Finding(
+                    f"effect {place[1]!r} of event {place[0]!r} calls {call.name} with the key {call.part_of_key!r}, a "
+                    "part of its own that has nothing of the event, so every event has the same: the provider takes "
+                    "the next one for a copy, and does nothing. Pass the whole key, or a digest of it"
+                )
+                return
             first = used.setdefault((call.name, call.part_of_key), place)
             if call.part_of_key and first != place:
                 yield Finding(
@@ -122,6 +133,13 @@ def _parts_of_keys(deliveries: Sequence[Delivery]) -> Iterator[Finding]:
                     "second for a copy of the first, and does nothing. Pass the whole key, or a digest of it"
                 )
                 return
+
+
+def _has_nothing_of(event: str, call: OutsideCall, consumer: str) -> bool:
+    """Whether all that it passes as a key is of the consumer and the effect."""
+    of_all = key_of(Claim(Key(consumer, "", 0), 1), call.effect)
+    part = call.part_of_key
+    return len(part) >= SHORTEST_PART and part in of_all and part not in event
 
 
 def _import_again(trial: Trial) -> tuple[list[Intrusion], str]:
