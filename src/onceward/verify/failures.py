@@ -1,13 +1,15 @@
 """The error of a statement that fails, as a database would raise it.
 
-A handler may look at its class, at its text, or at the SQLSTATE of the driver's error. The class and the text are those
-of every failure after which a transaction can still commit; an SQLSTATE is one that the consumer's code names.
+A handler may look at its class, at its text, or at the code of the driver's error. The class and the text are those of
+every failure after which a transaction can still commit; a code is one that the consumer's code names: an SQLSTATE of
+PostgreSQL, or a result code of SQLite.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import sqlite3
 import sys
 from functools import cache
 from importlib import import_module
@@ -29,20 +31,26 @@ _STATES: Final = {
 }
 """Failures that undo a savepoint and not the whole transaction, with psycopg's names of them."""
 
+_CODES: Final = re.compile(r"\bSQLITE_(?:BUSY|LOCKED|FULL|IOERR|NOMEM)(?:_[A-Z_]+)?\b")
+"""Failures that undo a statement and not the whole transaction, or not always."""
+
 
 def failed_statement(cause: Exception, drivers: frozenset[str], state: str) -> OperationalError:
     """SQLAlchemy's error, a timeout, and an error of the drivers that the handler uses itself."""
     kind = _kind(drivers, state)
-    return kind(f"a statement of the handler, {_TEXT}", None, _driver_error(cause, state))
+    error = kind(f"a statement of the handler, {_TEXT}", None, _driver_error(cause, state))
+    return _with_code(error, state) if "sqlite3" in drivers else error
 
 
-def states_in(consumer: Any) -> list[str]:
-    """The SQLSTATEs that the consumer's module names, as a code or as a class of psycopg."""
+def states_in(consumer: Any, backend: str) -> list[str]:
+    """The codes that the consumer's module names: an SQLSTATE, also as a class of psycopg, or a code of SQLite."""
     module = sys.modules.get(consumer.__module__)
     try:
         source = "" if module is None else inspect.getsource(module)
     except (OSError, TypeError):  # no source, as in an interactive session
         return []
+    if backend == "sqlite":
+        return [each for each in sorted(set(_CODES.findall(source))) if hasattr(sqlite3, each)]
     return [state for state, name in _STATES.items() if re.search(rf"\b({state}|{name})\b", source)]
 
 
@@ -57,5 +65,14 @@ def _kind(drivers: frozenset[str], state: str) -> type[OperationalError]:
 def _driver_error(cause: Exception, state: str) -> Exception:
     if not state:
         return cause
+    if state not in _STATES:
+        return _with_code(sqlite3.OperationalError(str(cause)), state)
     error: Exception = getattr(import_module("psycopg.errors"), _STATES[state])(str(cause))
+    return error
+
+
+def _with_code(error: Any, state: str) -> Any:
+    """As sqlite3 says which failure it was."""
+    if state:
+        error.sqlite_errorcode, error.sqlite_errorname = getattr(sqlite3, state), state
     return error

@@ -82,11 +82,12 @@ class Fault(msgspec.Struct, frozen=True):
     lasts: bool = False
     """Whether it happens to those after it, too, until the delivery ends. Otherwise it happens once."""
     state: str = ""
-    """The SQLSTATE of a statement that fails."""
+    """The SQLSTATE of a statement that fails, or the name of its code on SQLite."""
 
     def __str__(self) -> str:
         which = f" {self.number}" if self.number else ""
-        state = f", with SQLSTATE {self.state}" if self.state else ""
+        kind = "" if self.state.startswith("SQLITE_") else "SQLSTATE "
+        state = f", with {kind}{self.state}" if self.state else ""
         return f"{self.boundary}{which}{' and those after it' if self.lasts else ''}{state}"
 
     def hits(self, boundary: DeliveryBoundary, number: int) -> bool:

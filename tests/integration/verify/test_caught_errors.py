@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import smtplib
+import sqlite3
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from onceward import AsyncConsumerTask, ConsumerTask, Contract, Transaction
+from onceward import AsyncConsumerTask, ConsumerTask, Contract, Onceward, Transaction
 from onceward.inbox import EffectRefused
 from onceward.verify import ScenarioStatus, examine_consumer
 from onceward.verify.watch.silence import silence_of
@@ -144,6 +145,48 @@ def test_a_handler_that_drops_its_event_because_of_an_sqlstate_is_found(
     result = report["exceptions"]
     assert result.result is (ScenarioStatus.FAILED if state else ScenarioStatus.PASSED), str(result)
     assert not state or f"{SWALLOWED}, with SQLSTATE {state}" in str(result)
+
+
+class DropsByCode(Catches):
+    def drops(self, error: Any) -> bool:
+        code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
+        return bool(code & 0xFF == sqlite3.SQLITE_FULL)
+
+
+class DropsByName(Catches):
+    def drops(self, error: Any) -> bool:
+        return getattr(getattr(error, "orig", None), "sqlite_errorname", "") == "SQLITE_IOERR_WRITE"
+
+
+names = Onceward("names", database="sqlite:///names.db")
+
+
+@names.consumer("memory://orders", contract=contract())
+def drops_by_the_drivers_own_error(order: dict[str, int], db: sqlite3.Connection) -> None:
+    try:
+        db.execute("INSERT INTO bills (total) VALUES (?)", [order["total"]])
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise
+
+
+@pytest.mark.req("CC-190")
+@pytest.mark.parametrize(
+    ("consumer", "code"),
+    [
+        (DropsByCode, "SQLITE_FULL"),
+        (DropsByName, "SQLITE_IOERR_WRITE"),
+        (drops_by_the_drivers_own_error, "SQLITE_BUSY"),
+        (RaisesThem, ""),
+    ],
+)
+def test_a_handler_that_drops_its_event_because_of_a_code_of_sqlite_is_found(
+    consumer: Any, code: str
+) -> None:
+    report = examine_consumer(consumer, EVENTS[:1], setup=setup, only=["exceptions"])
+    result = report["exceptions"]
+    assert result.result is (ScenarioStatus.FAILED if code else ScenarioStatus.PASSED), str(result)
+    assert not code or f"{SWALLOWED}, with {code}" in str(result)
 
 
 # ── a provider that does not answer ─────────────────────────────────────────────────────────────────────

@@ -43,13 +43,11 @@ def exceptions(trial: Trial) -> Assessment:
 
 
 def _with_states(trial: Trial, faults: list[Fault]) -> list[Fault]:
-    """Failures of writes and locks that the consumer's code knows by their SQLSTATE."""
-    if trial.databases.backend != "postgresql":
-        return []
+    """Failures of writes and locks that the consumer's code knows by their code."""
     failing = [each for each in faults if each.boundary in STATEMENTS]
     return [
         msgspec.structs.replace(each, state=state)
-        for state in states_in(trial.plan.consumer)
+        for state in states_in(trial.plan.consumer, trial.databases.backend)
         for each in failing
     ]
 
