@@ -27,7 +27,7 @@ PAGE = 500
 _ENGINE = re.compile(r"(?:BUSINESS|SYSTEM|TIMEOUT)(?: \[(.*?)\])?: ", re.DOTALL)
 """What the engine writes before an error: its category, and the id of the message."""
 _CLASS = re.compile(r"([A-Za-z_][\w.]*\.)?([A-Z]\w*)(?:: |\Z)")
-_BACKGROUND = re.compile(r"\s*\(Background on this error at: \S+\)")
+_BACKGROUND = re.compile(r"\(Background on this error at: \S+\)")
 _NO_IDS = (
     r"utf|sha|md|u?int|float|base|cp|http|h|x|v|ipv|tls|ssl|oauth|s(?=3\b)|ec(?=2\b)|win|python|sqlite|psycopg|boto|"
     r"urllib|step|phase|stage|level|column|field|arg"
@@ -36,8 +36,8 @@ _NO_IDS = (
 _VALUES = (
     (re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"), "<time>"),
     (re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"), "<uuid>"),
-    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "<email>"),
-    (re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`|«[^»\n]*»|“[^”\n]*”"), "<value>"),
+    (re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "<email>"),  # trying every start takes minutes
+    (re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`|«[^«»\n]*»|“[^“”\n]*”"), "<value>"),
     (re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[\\/][\w.@-]+){2,}[\\/]?"), "<path>"),
     (re.compile(r"\b0x[0-9a-fA-F]+\b|\b(?=[a-fA-F]*\d)[0-9a-fA-F]{8,}\b"), "<hex>"),
     (re.compile(r"(?<![\w<])[-+]?\d[\d_]*(?:[.,]\d+)*(?:[eE][-+]?\d+)?"), "<number>"),

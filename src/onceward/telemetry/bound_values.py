@@ -31,7 +31,8 @@ GIVEN = ("params", "params_seq", "args")
 
 _LITERAL = re.compile(r"'(?:[^']|'')*'?|\b\d{7,}\b")
 _GAPS = re.compile(r"[\s-]+")
-_PIECE = re.compile(r"\w*\d\w*")
+_PIECE = re.compile(r"(?<!\w)\w*\d\w*")
+"""Begins where a word does: trying every start of a long one takes minutes."""
 _NAME = re.compile(r"[^\W\d]\w*")
 
 

@@ -40,14 +40,16 @@ _SUSPICIOUS = re.compile(
 """Something in nearly every text that holds a value. Most texts hold none, and are searched once."""
 # A label that PostgreSQL or SQLAlchemy writes after a detail, or what a traceback continues with. The detail itself may
 # have several lines. In the repr of an error, a line ends with a backslash and an n.
+_BLANKS = r"(?:(?<!\s)(?<!\\n)(?:\\n|\s)+)?"
+"""Begins where blanks do: trying every start of many takes minutes."""
 _NEXT = (
-    r"(?=(?:\\n|\s)*(?:HINT: |LINE \d+: |\[SQL|\[parameters: |\(Background on |During handling of the above"
+    rf"(?={_BLANKS}(?:HINT: |LINE \d+: |\[SQL|\[parameters: |\(Background on |During handling of the above"
     r"|The above exception was|Traceback \(most recent|\+-)|\Z)"
 )
-_DETAIL = re.compile(r"(?:\\n|\s)*(?:(?<=\\n)|\b)(?:DETAIL|CONTEXT|QUERY):\s.*?" + _NEXT, re.DOTALL)
+_DETAIL = re.compile(rf"{_BLANKS}(?:(?<=\\n)|\b)(?:DETAIL|CONTEXT|QUERY):\s.*?{_NEXT}", re.DOTALL)
 _PARAMETERS = re.compile(r"\[parameters: (?:.*\]|.*)")
 _STATEMENT = re.compile(
-    r"\[SQL: .*?(?=(?:\\n|\s)*(?:\[SQL|\[parameters: |\(Background on )|\Z)|\bLINE \d+: [^\n]*", re.DOTALL
+    rf"\[SQL: .*?(?={_BLANKS}(?:\[SQL|\[parameters: |\(Background on )|\Z)|\bLINE \d+: [^\n]*", re.DOTALL
 )
 _ROW = re.compile(r"Failing row contains \(.*?(?:\)\.|\)\Z|\Z)", re.DOTALL)
 _KEY = re.compile(r"(Key \([^)\n]*\))=\(.*?\)(?= (?:already|is not|is still|conflicts)|$)", re.DOTALL)

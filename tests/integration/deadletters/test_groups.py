@@ -45,6 +45,12 @@ def test_messages_are_normalized(error: str) -> None:
     assert normalize(error).message == KINDS[error]
 
 
+@pytest.mark.parametrize("part", ["QUJD+", "a.", "«", "“", " ", "a: "])
+def test_a_long_error_takes_no_longer_than_reading(part: str) -> None:
+    """These took minutes with patterns that try every start, and the worker did nothing else meanwhile."""
+    normalize(f"ValueError: it said {part * 60_000} and no more")
+
+
 def test_the_class_is_what_was_raised() -> None:
     assert normalize("SYSTEM [a]: shop.errors.Refused: x") == ErrorKind("Refused", "x")
     assert normalize("BUSINESS [a]: card 7 expired") == ErrorKind("", "card <number> expired")

@@ -193,3 +193,10 @@ def test_a_line_of_user_code_names_what_it_wants_and_quotes_no_error() -> None:
 def test_without_a_statement_nothing_is_hidden() -> None:
     assert not BoundValues([ValueError(CARD)])
     assert text_of(ValueError(f"card {CARD}")) == f"ValueError: card {CARD}"
+
+
+def test_a_long_value_takes_no_longer_than_reading() -> None:
+    """It took minutes with a pattern that tries every start."""
+    long = "x" * 100_000
+    values = BoundValues([DBAPIError(INSERT, {"card": long}, sqlite3.Error("refused"))])
+    assert long not in values.hide(f"{long} is refused")
