@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from decimal import Decimal
+from math import isinf
 from typing import Any, NoReturn
 
 import msgspec
@@ -110,6 +111,8 @@ def _parse_fraction(text: str) -> float:
     double = float(text)
     if abs(double) <= LARGEST_WHOLE:
         return double
+    if isinf(double):  # even a Decimal may not hold it
+        _refuse_number(text)
     accepted = {Decimal(double)} if "e" not in text.lower() else {Decimal(double), Decimal(repr(double))}
     return double if Decimal(text) in accepted else _refuse_number(text)
 

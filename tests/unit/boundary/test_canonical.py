@@ -119,6 +119,8 @@ def test_a_text_is_written_as_the_rfc_says(text: str, written: str) -> None:
         ("[9007199254740993e0]", "send it as a string"),
         ("100000000000000000000000", "send it as a string"),
         ("1e999", "send it as a string"),
+        ("1e999999999999999999999", "send it as a string"),
+        ("[-1.5E+99999999999999999999]", "send it as a string"),
         ("9007199254740993", "send it as a string"),
         ("-9007199254740993", "send it as a string"),
         ("1" + "0" * 500, "send it as a string"),
