@@ -415,6 +415,39 @@ def test_a_consumer_that_was_deleted_is_created_again_and_that_is_said(
 
 
 @pytest.mark.req("NJ-06")
+def test_a_stream_that_was_deleted_is_created_again_by_a_connector_that_only_sends(
+    nats_url: str, stream: str
+) -> None:
+    with JetStreamConnector(nats_url, stream) as connector:
+        connector.dispatch_transactions(numbered(1))
+        on_nats(nats_url, lambda js: js.delete_stream(stream))
+        until(lambda: _works(lambda: connector.dispatch_transactions(numbered(2))))
+        assert connector.counts()["ready"] == 2
+
+
+@pytest.mark.req("NJ-06")
+def test_a_stream_of_records_that_was_deleted_is_created_again_and_that_is_said(
+    nats_url: str, stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with JetStreamConnector(nats_url, stream, lease=1.0, redelivery_delay=0.1) as connector:
+        connector.dispatch_transactions(numbered(1))
+        fetched = list(connector.fetch_transactions(1))
+        on_nats(nats_url, lambda js: js.delete_stream(f"{stream}-onceward-onceward"))
+
+        def buries() -> bool:
+            fetched.extend(connector.fetch_transactions(1))
+            connector.settle_transactions(
+                [Settlement(each, Verdict.FAILED, error=BUSINESS) for each in fetched]
+            )
+            return True
+
+        with caplog.at_level(logging.WARNING):
+            until(lambda: _works(buries))
+        assert f"the stream {stream}-onceward-onceward has disappeared" in caplog.text
+        assert [each.transaction.id for each in connector.dead_letters() if each.transaction] == ["t0"]
+
+
+@pytest.mark.req("NJ-06")
 def test_a_forked_process_gets_a_connection_of_its_own(nats_url: str, stream: str) -> None:
     with JetStreamConnector(nats_url, stream) as connector:
         connector.dispatch_transactions(numbered(2))

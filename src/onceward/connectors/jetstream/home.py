@@ -44,6 +44,12 @@ class QueueHome:
         """Messages with a state that were acknowledged since states were removed."""
         self._subject = ""
 
+    def follow(self) -> None:
+        """If a stream was not there, look for all of them again: someone deleted it, or NATS came back without it."""
+        if self.link.is_astray:
+            self.link.is_astray = False
+            self.settings, self.consumes = NOT_READ, False
+
     def tidy(self) -> None:
         """Remove states that nobody needs, in the background."""
         self._ended = 0

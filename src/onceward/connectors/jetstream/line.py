@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
 
-from onceward._nats.connection import NatsConnection
+from onceward._nats.answers import T
+from onceward._nats.connection import NO_STREAM, NatsConnection, NatsUnavailable
+from onceward.connectors.codec import PayloadError
 
 NANOSECONDS = 1_000_000_000
 NO_RESPONDERS = "503"
@@ -20,6 +24,8 @@ HARMLESS = ("Leadership Change", "Server Shutdown", "Interest Expired", "Batch C
 """Descriptions of the last one after which the next pull works."""
 
 
+TOO_LARGE = (10054, 10097)
+"""The stream takes no message of this size, or none with such headers."""
 LAST_MOMENT = 0.1
 """Seconds that a request which was ended has for its answer."""
 
@@ -96,6 +102,8 @@ class Pull:
 
 class QueueLine(NatsConnection):
     user = "onceward queue"
+    is_astray = False
+    """Whether a stream was not where it had been, so its user must look again."""
 
     async def pull(
         self, stream: str, consumer: str, size: int, wait: float, pull: Pull
@@ -128,3 +136,18 @@ class QueueLine(NatsConnection):
                 with suppress(NatsError):  # the connection is closed
                     await received.unsubscribe()
         return [PulledMessage.of(message) for message in pull.messages]
+
+    @asynccontextmanager
+    async def _calling(self, subject: str, wait: float = 0.0) -> AsyncIterator[None]:
+        try:
+            async with super()._calling(subject, wait):
+                yield
+        except NatsUnavailable as error:
+            self.is_astray |= isinstance(error.__cause__, NoRespondersError)
+            raise
+
+    def _check(self, answer: T, problems: tuple[int, ...]) -> T:
+        if answer.error is not None and answer.error.err_code in TOO_LARGE:
+            raise PayloadError(f"a transaction cannot be sent: {answer.error.description} of the stream")
+        self.is_astray |= answer.problem == NO_STREAM and NO_STREAM not in problems
+        return super()._check(answer, problems)

@@ -187,10 +187,18 @@ def problem_of(config: JetStreamConsumerSettings, lease: float) -> str | None:
     return None
 
 
-async def open_records(link: NatsConnection, records: JetStreamRecords, replicas: int) -> None:
+async def open_records(
+    link: NatsConnection, records: JetStreamRecords, replicas: int, consumer_is_new: bool
+) -> None:
     """Create the stream of records if it does not exist, with as many replicas as the stream itself."""
     found = await find_stream(link, records.stream)
     if found is None:
+        if not consumer_is_new:
+            _log.warning(
+                "the stream %s has disappeared: someone deleted it. Created again. The dead letters in it are lost, "
+                "and so is how often messages have failed",
+                records.stream,
+            )
         await _create(
             link,
             records.stream,

@@ -405,6 +405,7 @@ class JetStreamQueue(Leasing):
                 home.link = await asyncio.create_task(connecting, context=Context())
                 home.ledger = DeliveryLedger(home.link, self._records)
                 home.is_connected = True
+            home.follow()
             if home.settings is NOT_READ or (consumes and not home.consumes):
                 home.settings = await places.open_stream(home.link, self.stream, self._subject)
             if consumes and not home.consumes:
@@ -424,8 +425,9 @@ class JetStreamQueue(Leasing):
                 self.consumer,
                 self.stream,
             )
+        is_new = known not in _known or _known[known] != begun
         _known[known] = self._records.begun = begun
-        await places.open_records(home.link, self._records, home.settings.num_replicas)
+        await places.open_records(home.link, self._records, home.settings.num_replicas, is_new)
         home.consumes = True
         home.tidy()
 
