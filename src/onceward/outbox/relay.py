@@ -30,6 +30,7 @@ from onceward.connectors.codec import DecodeError, PayloadError, decode, encode_
 from onceward.connectors.lease_rules import BurialReason, DeadMessage, describe_failure, read_dead_message
 from onceward.connectors.urls import Address
 from onceward.db import LockTimeoutError
+from onceward.errors import ConfigurationError
 from onceward.outbox.claims import Backlog, Ending, OutboxClaim, OutboxRows, Row, SendFailure
 from onceward.outbox.news import news_of
 from onceward.outbox.outages import Away, SinkOutages
@@ -304,13 +305,14 @@ class Relay(Closing):
         try:
             self._sinks.dispatch(claim.target, [message for _, message in ready])
         except Exception as error:  # noqa: BLE001  any error of a sink is how its messages ended
-            if is_outage(error):
+            # A sink may take one message, but be configured to take no batch.
+            if len(ready) > 1 and (not is_outage(error) or isinstance(error, ConfigurationError)):
+                self._send_each(claim.target, ready, ending)
+            elif is_outage(error):
                 self._pause(claim.target, error)
                 ending.returned += [row for row, _ in ready]
-            elif len(ready) == 1:
-                ending.failed.append(self._fail(ready[0][0], error))
             else:
-                self._send_each(claim.target, ready, ending)
+                ending.failed.append(self._fail(ready[0][0], error))
         else:
             ending.published += [row for row, _ in ready]
             self._outages.end(claim.target)

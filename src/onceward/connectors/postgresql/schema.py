@@ -412,6 +412,8 @@ def create_tables(connection: Connection, place: str) -> QueueTables:
         for statement in SCHEMA:
             connection.exec_driver_sql(statement)
     except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != DENIED:
+            raise
         raise _refusal(error, place) from error
     found = find_tables(connection)
     assert found is not None
@@ -440,9 +442,7 @@ def update_functions(connection: Connection, tables: QueueTables) -> QueueTables
     return find_tables(connection) or tables
 
 
-def _refusal(error: DBAPIError, place: str) -> Exception:
-    if getattr(error.orig, "sqlstate", None) != DENIED:
-        return error
+def _refusal(error: DBAPIError, place: str) -> ConfigurationError:
     return ConfigurationError(
         f"{place} has no tables for queues, and this role may not create them ({driver_message(error)}); have the "
         "owner of the database create them once, and grant this role the use of them: python -c 'from "
