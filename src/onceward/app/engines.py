@@ -81,7 +81,7 @@ def open_engine(app: Onceward, *, asynchronous: bool, size: int | None = None) -
 
     from onceward.app.build import database_url
     from onceward.db.calls import CALLS
-    from onceward.db.engines import connect_arguments, hide_values
+    from onceward.db.engines import begin_before_savepoints, connect_arguments, hide_values
 
     url = database_url(app.database, asynchronous=asynchronous)
     dialect: Any = url.get_dialect()
@@ -92,10 +92,10 @@ def open_engine(app: Onceward, *, asynchronous: bool, size: int | None = None) -
     if asynchronous:
         from sqlalchemy.ext.asyncio import create_async_engine
 
-        async_engine = hide_values(create_async_engine(url, **options))
+        async_engine = begin_before_savepoints(hide_values(create_async_engine(url, **options)))
         CALLS.watch(async_engine.sync_engine)
         return async_engine
-    engine = hide_values(sqlalchemy.create_engine(url, **options))
+    engine = begin_before_savepoints(hide_values(sqlalchemy.create_engine(url, **options)))
     CALLS.watch(engine)
     return engine
 

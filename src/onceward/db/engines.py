@@ -17,7 +17,7 @@ from onceward.errors import ConfigurationError
 from onceward.telemetry.redaction import scrub
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Engine
+    from sqlalchemy import URL, Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
@@ -108,6 +108,23 @@ def keep_private(engine: Engine) -> None:
     """Create the file of a SQLite database that does not exist yet, before SQLite does: only its owner may read it."""
     if engine.dialect.name == "sqlite" and not event.contains(engine, "do_connect", _create_file):
         event.listen(engine, "do_connect", _create_file)
+
+
+def begin_before_savepoints(engine: AnyEngine) -> AnyEngine:
+    """Open a transaction for a savepoint that is the first statement in it. Python's sqlite3 does not, so SQLite would
+    commit when the savepoint ends, although the transaction may be rolled back."""
+    plain: Any = getattr(engine, "sync_engine", engine)
+    if plain.dialect.name == "sqlite":
+        event.listen(plain, "savepoint", _begin)
+    return engine
+
+
+def _begin(connection: Connection, _name: str | None) -> None:
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction and driver.isolation_level is not None:
+        cursor = connection.connection.cursor()
+        cursor.execute(f"BEGIN {driver.isolation_level}")
+        cursor.close()
 
 
 def _create_file(dialect: Any, record: Any, arguments: Sequence[Any], parameters: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -80,6 +80,47 @@ def test_a_send_commits_and_rolls_back_with_the_transaction(database: Database, 
     assert site.within(lambda sender: sender.cancel(sent), session=session) is True
     assert site.within(lambda sender: sender.cancel(sent), session=session) is False
     assert site.ids() == []
+
+
+class Undone(Exception): ...
+
+
+@pytest.mark.req("OB-01", "OB-10")
+@pytest.mark.parametrize("kind", [Session, Connection], ids=["session", "connection"])
+def test_a_savepoint_that_comes_first_commits_no_message(outbox: OutboxWorld, kind: Any) -> None:
+    def send(undo: bool) -> None:
+        opened = Session(outbox.engine) if kind is Session else outbox.engine.connect()
+        with opened as connection, connection.begin():
+            with connection.begin_nested():
+                outbox.app.outbox(connection).send("redis://x/ship", {"undone": undo})
+            if undo:
+                raise Undone
+
+    with pytest.raises(Undone):
+        send(undo=True)
+    assert outbox.rows() == []
+    send(undo=False)
+    assert outbox.rows() == ["ready"]
+
+
+@pytest.mark.req("OB-01", "OB-10")
+def test_a_savepoint_that_comes_first_commits_no_message_in_asyncio(outbox: OutboxWorld) -> None:
+    async def send(undo: bool) -> None:
+        engine = outbox.app.create_async_engine()
+        try:
+            async with AsyncSession(engine) as session, session.begin():
+                async with session.begin_nested():
+                    await outbox.app.outbox(session).send("redis://x/ship", {"undone": undo})
+                if undo:
+                    raise Undone
+        finally:
+            await engine.dispose()
+
+    with pytest.raises(Undone):
+        asyncio.run(send(undo=True))
+    assert outbox.rows() == []
+    asyncio.run(send(undo=False))
+    assert outbox.rows() == ["ready"]
 
 
 @pytest.mark.req("OB-10")
