@@ -46,8 +46,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         """The first slot after a time; None if there is no more."""
         return next(self.slots(after), None)
 
-    def due(self, after: datetime, now: datetime) -> tuple[list[datetime], datetime]:
-        """Return the slots to publish, and the last slot that is dealt with: the next look starts after it."""
+    def due(
+        self, after: datetime, now: datetime, tried: datetime | None = None
+    ) -> tuple[list[datetime], datetime]:
+        """Return the slots to publish, and the last slot that is dealt with: the next look starts after it. `tried` is
+        a slot that failed, which nobody has missed."""
         if self.catch_up == "all":
             # Code is called for one slot at a time, so what it has done is not done again if it fails.
             passed = list(islice(self._until(after, now), 1 if self.runs_code else MOST_AT_ONCE))
@@ -55,7 +58,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         last = self._last(after, now)
         if last is None:
             return [], after
-        is_missed = (now - last).total_seconds() > PUNCTUAL
+        is_missed = (now - last).total_seconds() > PUNCTUAL and last != tried
         return ([] if self.catch_up == "none" and is_missed else [last]), last
 
     def _last(self, after: datetime, now: datetime) -> datetime | None:

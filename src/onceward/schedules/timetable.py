@@ -72,6 +72,8 @@ class Timetable:
         self._in_place = in_place
         self._again_at: dict[str, float] = {}
         """When a schedule whose slot has failed is tried again, by `uptime`."""
+        self._tried: dict[str, datetime] = {}
+        """The slots that have failed."""
         self._look_at = 0.0 if schedules else inf
         self._first_look: datetime | None = None
         self._is_draining = False
@@ -129,7 +131,7 @@ class Timetable:
                 wait = min(wait, again)
                 continue
             after = self._last_slot(transaction, schedule, now)
-            slots, last = schedule.due(after, now)
+            slots, last = schedule.due(after, now, self._tried.get(schedule.name))
             if slots and schedule.runs_code:
                 calls.append(SlotCall(schedule, after, slots[0]))
                 continue
@@ -137,7 +139,7 @@ class Timetable:
                 for slot in slots:
                     self._write(transaction, self._message(schedule, slot, schedule.payload(slot)))
             except OutboxError as error:
-                self._fail(schedule, error)
+                self._fail(schedule, slots[-1], error)
                 continue
             self._move(transaction, schedule, after, last)
             following = schedule.next(max(last, after))
@@ -153,7 +155,7 @@ class Timetable:
             except OutboxError as error:
                 call.error = error
         if call.error is not None:
-            self._fail(call.schedule, call.error)
+            self._fail(call.schedule, call.slot, call.error)
         self._calls.forget(call)
 
     def _publish_made(self, transaction: DbTransaction, call: SlotCall) -> None:
@@ -163,9 +165,10 @@ class Timetable:
             self._write(transaction, call.message)
         self._move(transaction, call.schedule, call.after, call.slot)
 
-    def _fail(self, schedule: Schedule, error: BaseException) -> None:
+    def _fail(self, schedule: Schedule, slot: datetime, error: BaseException) -> None:
         """Its slot is not lost, and other schedules and messages go on."""
         self._again_at[schedule.name] = uptime() + AGAIN
+        self._tried[schedule.name] = slot
         _log.error(
             "the schedule %s has no message for its slot, which is tried again in %.3g s",
             schedule.name, AGAIN, exc_info=error,

@@ -132,6 +132,33 @@ def test_a_producer_that_fails_keeps_its_slot_and_holds_up_no_other(
     assert outbox.rows("target") == ["consumer:tick", "producer:report"]
 
 
+@pytest.mark.req("SC-03", "SC-04")
+@pytest.mark.parametrize("catch_up", ["last", "all", "none"])
+def test_a_slot_that_failed_is_not_one_that_was_missed(
+    outbox: OutboxWorld, clock: FakeClock, catch_up: Any
+) -> None:
+    tried = []
+
+    @outbox.app.every("1h", catch_up=catch_up)
+    @outbox.app.producer("redis://x/reports")
+    def report(slot: datetime) -> str:
+        tried.append(slot)
+        if len(tried) < 4:
+            raise OSError("not yet")
+        return slot.isoformat()
+
+    own = timetable(outbox, clock)
+    own.publish()
+    clock.advance(3570.0)
+    for _ in range(5):
+        own.publish()
+        clock.advance(31.0)
+        move_ahead(31.0)
+    move_ahead(5 * -31.0)
+    assert [f"{each:%H:%M}" for each in tried] == ["13:00"] * 4
+    assert len(outbox.rows()) == 1
+
+
 @pytest.mark.req("SC-04")
 def test_a_producer_that_exits_has_failed(
     outbox: OutboxWorld, clock: FakeClock, caplog: pytest.LogCaptureFixture
