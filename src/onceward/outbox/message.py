@@ -166,4 +166,4 @@ def checked_text(value: Any, what: str) -> str:
             fits = 0 < len(value) <= LONGEST
             found = "a text with NUL or half of a character" if fits else f"{len(value)} characters"
         raise OutboxError(f"{what} must be a string of 1 to {LONGEST} characters of plain text, not {found}")
-    return value
+    return str.__str__(value)  # of a subclass, too, such as a member of a StrEnum

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
@@ -347,6 +348,18 @@ def test_an_id_is_canceled_however_it_is_spelled(outbox: OutboxWorld) -> None:
             pytest.raises(OutboxError, match="nothing was canceled: id must be a string"),
         ):
             outbox.app.outbox(connection).cancel(wrong)  # type: ignore[arg-type]
+
+
+class Kind(StrEnum):
+    DAILY = "daily"
+
+
+@pytest.mark.req("OB-25")
+def test_an_id_and_a_key_may_be_members_of_an_enumeration_of_text(outbox: OutboxWorld) -> None:
+    outbox.send("later", id=Kind.DAILY, key=Kind.DAILY, delay=1000)
+    assert (outbox.rows("message_id"), outbox.rows("key")) == (["daily"], ["daily"])
+    with outbox.engine.begin() as connection:
+        assert outbox.app.outbox(connection).cancel(Kind.DAILY) is True
 
 
 @pytest.mark.req("OB-07")
