@@ -224,6 +224,20 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_there_are(project: Path)
     assert (shown | watched) - of_the_engine() - of_a_run(project) - of_the_boundary() == set()
 
 
+def test_what_every_run_samples_is_not_added_up_over_runs(made: Path) -> None:
+    """Two pods that see the same 100 dead letters report 100 each."""
+    board = json.loads((made / "ops/grafana/dashboards/onceward.json").read_text())
+    shown = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    rules = yaml.safe_load((made / "ops/alerts.yml").read_text())
+    alerts = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    sampled = re.compile(
+        r"\bonceward_(source|outbox|dead_letters|database|consumer_parked|consumer_held_keys)(?![a-z])"
+    )
+    found = [each for each in (*shown, *alerts) if sampled.search(each)]
+    assert len(found) > 8
+    assert [each for each in found if re.search(r"\bsum\b", each)] == []
+
+
 def of_the_engine() -> set[str]:
     """The metrics, as Prometheus names them."""
     seconds = {"s": "_seconds"}
