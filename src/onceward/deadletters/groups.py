@@ -92,7 +92,9 @@ def normalize(error: str) -> ErrorKind:
     named = _CLASS.match(text)
     if named is not None:
         text = text[named.end() :]
-    text = _without_id(_without_values(text), _without_values(ours[1] or "") if ours else "")
+    text, id = _without_values(text), (ours[1] or "") if ours else ""
+    for written in (_without_values(id), "" if id.isdecimal() else id):  # d2 is an <id>, but not in d2-1
+        text = _without_id(text, written)
     return ErrorKind("" if named is None else named[2], " ".join(text.split())[:LONGEST])
 
 

@@ -25,6 +25,10 @@ KINDS = {
     "BUSINESS [order-ax7]: order-ax7 has no currency": "<id> has no currency",
     "SYSTEM [x7]: no x7 in x77": "no <id> in x77",
     "BUSINESS [order-17]: order-17 refused": "order-<number> refused",
+    "BUSINESS [d2]: event d2 is unknown, its key d2-1-b35a8ca5a2d4 is old": (
+        "event <id> is unknown, its key <id>-<number>-<hex> is old"
+    ),
+    "BUSINESS [404]: bank said HTTP 404 of 404": "bank said HTTP 404 of <number>",
     "order 7 of o7, user7 and A7 failed": "order <number> of <id>, <id> and <id> failed",
     "step1 of s3 by v2, ipv4, md5, psycopg2": "step1 of s3 by v2, ipv4, md5, psycopg2",
     "order 7: HTTP 404": "order <number>: HTTP 404",
