@@ -38,6 +38,8 @@ def filter_of(given: Mapping[str, Any]) -> Filter:
             fields["ids"] = tuple(int(each) for each in str(given["ids"]).split(","))
     except ValueError:
         raise ConfigurationError("a filter's until is a number, and its ids are numbers") from None
+    if any("\0" in value for value in fields.values() if isinstance(value, str)):
+        raise ConfigurationError("a filter cannot have NUL characters")
     return Filter(**fields)
 
 

@@ -345,11 +345,21 @@ def test_an_operator_stops_a_redrive_once_with_a_reason(shop: Shop) -> None:
 
 @pytest.mark.req("UI-17")
 @pytest.mark.parametrize(
-    "query", ["after=abc", f"after={'9' * 40}", "after=-1", "until=x", "ids=x", "status=x"]
+    "query", ["after=abc", f"after={'9' * 40}", "after=-1", "until=x", "ids=x", "status=x", "text=%00"]
 )
 def test_an_address_that_no_page_links_to_is_refused(shop: Shop, query: str) -> None:
     shop.bury("a")
     assert shop.client().get(f"/letters/group?{query}").status_code == 400
+
+
+@pytest.mark.req("UI-17")
+def test_a_group_without_a_status_shows_its_letters(shop: Shop) -> None:
+    shop.bury("a")
+    link = re.search(r'"(/letters/group[^"]+status=)"', shop.client().get("/letters?status=").text)
+    assert link is not None
+    page = shop.client().get(html.unescape(link[1]))
+    assert page.status_code == 200
+    assert "<h1>1 letter</h1>" in html.unescape(page.text)
 
 
 @pytest.mark.req("UI-17")
