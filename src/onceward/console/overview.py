@@ -117,13 +117,14 @@ def _longest(status: list[dict[str, Any]]) -> float | None:
 
 
 def _outbox(backstage: Backstage) -> dict[str, Any] | None:
-    """What waits in the outbox, and why; None if no relay says."""
-    relays = [each for each in backstage.status(RELAY) if each.get("outbox_waiting") is not None]
-    if not relays:
+    """What waits in the outbox, and why; None if that is unknown."""
+    found = backstage.samples.outbox
+    if found is None:
         return None
+    relays = backstage.status(RELAY)
     return {
-        "waiting": max(each["outbox_waiting"] for each in relays),
-        "oldest": max(each["outbox_oldest_seconds"] or 0.0 for each in relays),
+        "waiting": found.waiting,
+        "oldest": found.age,
         "why": next((why for each in relays if (why := each.get("held") or each["problem"])), None),
     }
 

@@ -91,12 +91,6 @@ class Outlook(NamedTuple):
     """Seconds until the next one is."""
 
 
-class Backlog(NamedTuple):
-    waiting: int
-    age: float
-    """Seconds that the oldest of them has waited."""
-
-
 class OutboxRows:
     """The table of the outbox, as the relay uses it. Every call is a transaction of its own."""
 
@@ -193,15 +187,6 @@ class OutboxRows:
             return removed
 
         return self._transact(purge)
-
-    def backlog(self) -> Backlog:
-        def read(connection: Any) -> Backlog:
-            found = self._sql.on(connection, sql.BACKLOG).one()
-            return Backlog(int(found.waiting), max(float(found.age or 0.0), 0.0))
-
-        if self.dialect == "sqlite":  # where a transaction is a turn
-            return run_blocking(self._ports.outside(read))
-        return self._transact(lambda transaction: read(transaction.connection))
 
     def waiting(self) -> dict[str, int]:
         """How many messages of each target wait, other than delayed ones."""

@@ -31,7 +31,7 @@ from onceward.connectors.lease_rules import BurialReason, DeadMessage, describe_
 from onceward.connectors.urls import Address
 from onceward.db import LockTimeoutError
 from onceward.errors import ConfigurationError
-from onceward.outbox.claims import Backlog, Ending, OutboxClaim, OutboxRows, Row, SendFailure
+from onceward.outbox.claims import Ending, OutboxClaim, OutboxRows, Row, SendFailure
 from onceward.outbox.news import news_of
 from onceward.outbox.outages import Away, SinkOutages
 from onceward.outbox.sinks import Sinks, is_outage
@@ -50,7 +50,6 @@ SHORTEST_WAIT = 0.005
 PURGE_EVERY = 60.0
 PURGED = 1000
 SWEEP_EVERY = 30.0
-COUNT_EVERY = 15.0
 TARGET, KEY = "onceward_target", "onceward_key"
 """Metadata of a dead letter: where it was to go. It is removed when the letter is redriven."""
 KILLER = "its relays died while it was in flight"
@@ -110,8 +109,6 @@ class Relay(Closing):
     ) -> None:
         self.lease = lease
         self.owner: str | None = None
-        self.backlog: Backlog | None = None
-        """What waited when it was last counted."""
         self.draining = False
         """Whether its run ends when nothing waits."""
         self._rows = OutboxRows(engine)
@@ -136,7 +133,6 @@ class Relay(Closing):
         self._may_be_dead = True
         self._purge_at = 0.0
         self._sweep_at = 0.0
-        self._count_at = 0.0
         self._closed = False
 
     @property
@@ -408,10 +404,6 @@ class Relay(Closing):
             if now >= self._sweep_at:
                 self._rows.unblock_stranded()
                 self._sweep_at = _after(SWEEP_EVERY, now)
-            began = time.monotonic()
-            if began >= self._count_at:
-                self.backlog = self._rows.backlog()
-                self._count_at = _after(COUNT_EVERY, began)
         except LockTimeoutError:
             return  # another time
 

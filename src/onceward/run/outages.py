@@ -228,7 +228,6 @@ class Keeper:
         progress = self._progress
         in_flight, oldest = progress.in_flight()
         succeeded, failed, returned = progress.row[:3]
-        backlog = getattr(progress.source, "backlog", None)
         hold = hold_of(self.app.board, self.consumer.identity, self.consumer.failures.depends_on)
         limiter = self.app.limiters.get(self.consumer.name)
         limited, limited_since = (0, None) if limiter is None else limiter.waiting_now()
@@ -249,8 +248,6 @@ class Keeper:
             progress_at=progress.progress_at,
             stuck=self.stuck,
             problem=self._problem,
-            waiting=None if backlog is None else backlog.waiting,
-            waiting_for=None if backlog is None else backlog.age,
             flights=flights_of(
                 self.consumer, self._task, progress.deliveries(), time.monotonic(), self._attempts_seen
             ),

@@ -99,10 +99,6 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     stuck: int
     problem: str | None
     """Why it waits."""
-    waiting: int | None = None
-    """Messages that wait in the outbox, if this is its relay."""
-    waiting_for: float | None = None
-    """Seconds that the oldest of them has waited."""
     flights: list[Flight] = []
     """The oldest in flight, and those that are stuck."""
     broken: bool = False

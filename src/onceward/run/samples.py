@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from onceward.app.app import RELAY, Consumer, Onceward
 from onceward.app.build import consumer_id
@@ -19,6 +19,9 @@ from onceward.connectors.reports import ServerUnreachable, SourceBacklog
 from onceward.errors import OncewardError
 from onceward.inspection.backlog import DatabaseBacklog, database_backlog
 from onceward.telemetry.logger import OwnLogger
+
+if TYPE_CHECKING:
+    from onceward.outbox.backlog import OutboxBacklog
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
 
@@ -94,6 +97,12 @@ class Samples:
         """How many of its keys dead letters hold."""
         found = self.database.current
         return 0 if found is None else found.held_keys.get(self._id(consumer), 0)
+
+    @property
+    def outbox(self) -> OutboxBacklog | None:
+        """What waits in it; None if that is unknown, or there is no outbox."""
+        found = self.database.current
+        return None if found is None else found.outbox
 
     def _id(self, name: str) -> str:
         return consumer_id(self.consumers[name]) if name in self.consumers else name

@@ -106,7 +106,7 @@ def is_due(database: Path) -> bool:
 @pytest.mark.req("OB-16")
 def test_a_chain_of_consumers_survives_kills(chain: Chain) -> None:
     chain.send(ORDERS)
-    with chain.site.run("--health", "127.0.0.1:0") as run:
+    with chain.site.run("--health", "127.0.0.1:0", ONCEWARD_SAMPLE_EVERY="0.2") as run:
         for number in (ORDERS // 3, ORDERS // 2):
             until(lambda number=number: len(chain.ids("charges")) >= number)  # type: ignore[misc]
             workers = len(run.workers())

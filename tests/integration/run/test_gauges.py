@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from onceward import Inbox, Onceward
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.connectors.memory import MemoryConnector
 from onceward.connectors.urls import Address
@@ -106,6 +107,46 @@ def test_a_run_shows_what_waits_and_a_source_that_hangs_holds_up_nothing(tmp_pat
             (tmp_path / "wait").unlink()
             until(lambda: now()["onceward_source_waiting", "charge"] == 0)
             until(lambda: now()["onceward_source_oldest_age_seconds", "charge"] == 0)
+
+
+OUTBOX = """
+from onceward import Onceward
+
+app = Onceward("shop", database="sqlite:///shop.db")
+
+
+@app.consumer("sqlite:///orders.db", contract=None)
+def charge(order: dict) -> None: ...
+"""
+
+
+@pytest.mark.req("UI-01", "OB-16")
+def test_a_run_shows_what_waits_in_the_outbox_while_nothing_relays_it(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "shop.py").write_text(OUTBOX)
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+    engine = app.create_engine()
+    Inbox(engine).migrate()
+
+    def send(*orders: int) -> None:
+        with engine.begin() as connection:
+            for order in orders:
+                app.outbox(connection).send("sqlite:///orders.db", {"id": order})
+
+    send(1, 2, 3)
+    quick = {"ONCEWARD_SAMPLE_EVERY": "0.1"}
+    with site.run(*PORT, ONCEWARD_RELAY="false", **quick) as run:
+        assert run.url  # it has started
+        until(lambda: "onceward_outbox_waiting 3.0" in run.get("/metrics")[1])
+        send(4)
+        until(lambda: "onceward_outbox_waiting 4.0" in run.get("/metrics")[1])
+        shown = values(run.get("/metrics")[1])
+        assert 0 < shown["onceward_outbox_oldest_waiting_seconds",] < 300
+    with site.run(*PORT, **quick) as run:
+        assert run.url
+        until(lambda: "onceward_outbox_waiting 0.0" in run.get("/metrics")[1])
+        assert values(run.get("/metrics")[1])["onceward_outbox_oldest_waiting_seconds",] == 0
+    engine.dispose()
 
 
 @pytest.mark.req("UI-03")

@@ -151,8 +151,6 @@ def _describe(consumer: ConsumerStatus, now: float) -> dict[str, Any]:
         "held": consumer.held,
         "paused": consumer.paused,
         "down_since": consumer.down_since,
-        "outbox_waiting": consumer.waiting,
-        "outbox_oldest_seconds": consumer.waiting_for,
         "limited": consumer.limited,
         "limited_seconds": _age(consumer.limited_since, now),
         "flights": [_flight(each, now) for each in consumer.flights],

@@ -66,7 +66,6 @@ class Series(Collector):
             yield from _of_workers(places, self._workers.is_live, self._workers.is_ready)
             yield from _of_deliveries(places)
             yield from _of_attempts(tallies(self._workers.supervisor))
-            yield from _of_outbox(places)
         if self._samples is not None:
             yield from _of_sources(self._samples)
             yield from _of_database(self._samples)
@@ -198,19 +197,6 @@ def _of_attempts(found: Mapping[str, list[int]]) -> Iterator[Metric]:
         yield family
 
 
-def _of_outbox(places: list[WorkerSlot]) -> Iterator[Metric]:
-    """All workers count the same table: the largest number is the most recent, or close to it."""
-    counted = [each for place in places for each in consumers(place) if each.waiting is not None]
-    gauges: list[tuple[str, str, Callable[[ConsumerStatus], float]]] = [
-        ("waiting", "Messages in the outbox that are due and not published.", lambda each: each.waiting or 0),
-        ("oldest_waiting_seconds", "Age of the oldest of them.", lambda each: each.waiting_for or 0.0),
-    ]
-    for short, text, value in gauges:
-        yield _family(
-            f"onceward_outbox_{short}", text, [Labeled({}, max(map(value, counted)))] if counted else []
-        )
-
-
 def _of_sources(samples: Samples) -> Iterator[Metric]:
     gauges: list[tuple[str, str, Callable[[SourceBacklog], float | None]]] = [
         ("waiting", "Messages that are due and not delivered.", lambda each: each.waiting),
@@ -251,6 +237,17 @@ def _of_database(samples: Samples) -> Iterator[Metric]:
         "onceward_consumer_held_keys",
         "Keys whose later events wait for a dead one.",
         (Labeled({"consumer": name}, samples.held_keys(name)) for name in samples.consumers if known),
+    )
+    outbox = samples.outbox
+    yield _family(
+        "onceward_outbox_waiting",
+        "Messages in the outbox that are due and not published.",
+        [] if outbox is None else [Labeled({}, outbox.waiting)],
+    )
+    yield _family(
+        "onceward_outbox_oldest_waiting_seconds",
+        "Age of the oldest of them.",
+        [] if outbox is None else [Labeled({}, outbox.age)],
     )
     yield from _of_readings("database", "the database", [({}, samples.database)])
 
