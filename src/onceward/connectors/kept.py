@@ -30,6 +30,8 @@ class KeptConnectors:
         self._loops: dict[asyncio.AbstractEventLoop, _LoopConnectors] = {}
         self._inherited: list[Any] = []
         """Of a parent process. They stay referenced: closing them would end what the parent has open."""
+        self.sending: set[int] = set()
+        """The threads that are just sending over one for threads."""
 
     def take(self, address: Address) -> Any:
         """Return the connector for threads to this address. It is not yours to close."""
@@ -82,7 +84,7 @@ class KeptConnectors:
     def leave_to_parent(self) -> None:
         """Start again in a forked child, without touching what the parent has open."""
         self._inherited += [self._blocking, self._loops]
-        self._blocking, self._loops, self._lock = {}, {}, threading.Lock()
+        self._blocking, self._loops, self._lock, self.sending = {}, {}, threading.Lock(), set()
 
     def keep_nothing(self) -> None:
         """Open a connector for each call from now on: a verification decides at every call whether it may be opened."""

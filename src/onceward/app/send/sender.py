@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from math import inf
+from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,20 @@ class Sender:
 
     def dispatch(self, batch: Batch) -> None:
         """Send these over the kept connector. One that fails is replaced for the next call, and the error raised."""
+        thread, sending = get_ident(), kept.sending
+        if thread in sending:
+            # A signal handler or a finalizer has interrupted a send of this thread. What that one holds, such as its
+            # turn at the kept connector, it cannot give back before this returns.
+            with self.sink.open(asynchronous=False) as own:
+                own.dispatch_transactions(batch)
+            return
+        try:
+            sending.add(thread)
+            self._dispatch_kept(batch)
+        finally:
+            sending.discard(thread)
+
+    def _dispatch_kept(self, batch: Batch) -> None:
         while True:
             connector = kept.take(self.sink)
             try:
