@@ -25,7 +25,9 @@ class KeptConnectors:
 
     def __init__(self) -> None:
         self._keeps = True
-        self._lock = threading.Lock()
+        self.opening = threading.RLock()
+        """Held while one is opened, with all that is imported for that. A fork waits: a child that imports what a
+        thread of its parent was importing would wait forever."""
         self._blocking: dict[str, Any] = {}
         self._loops: dict[asyncio.AbstractEventLoop, _LoopConnectors] = {}
         self._inherited: list[Any] = []
@@ -39,7 +41,7 @@ class KeptConnectors:
         if found is None and not self._keeps:
             return address.open(asynchronous=False)
         if found is None:
-            with self._lock:
+            with self.opening:
                 found = self._blocking.get(address.url)
                 if found is None:
                     found = self._blocking[address.url] = address.open(asynchronous=False)
@@ -63,7 +65,7 @@ class KeptConnectors:
 
     def drop(self, address: Address, connector: Any) -> None:
         """Close a connector that has failed, so the next send begins with a new one."""
-        with self._lock:
+        with self.opening:
             if self._blocking.get(address.url) is not connector:
                 return
             del self._blocking[address.url]
@@ -81,10 +83,18 @@ class KeptConnectors:
         while self._blocking:
             _close(self._blocking.popitem()[1])
 
+    def hold(self) -> None:
+        """Before a fork."""
+        self.opening.acquire()
+
+    def let_go(self) -> None:
+        """After it, in the parent."""
+        self.opening.release()
+
     def leave_to_parent(self) -> None:
         """Start again in a forked child, without touching what the parent has open."""
         self._inherited += [self._blocking, self._loops]
-        self._blocking, self._loops, self._lock, self.sending = {}, {}, threading.Lock(), set()
+        self._blocking, self._loops, self.opening, self.sending = {}, {}, threading.RLock(), set()
 
     def keep_nothing(self) -> None:
         """Open a connector for each call from now on: a verification decides at every call whether it may be opened."""
@@ -138,4 +148,4 @@ kept = KeptConnectors()
 """Those of this process."""
 
 atexit.register(kept.close)
-os.register_at_fork(after_in_child=kept.leave_to_parent)
+os.register_at_fork(before=kept.hold, after_in_parent=kept.let_go, after_in_child=kept.leave_to_parent)

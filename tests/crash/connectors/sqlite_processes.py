@@ -10,11 +10,13 @@ import os
 import signal
 import sqlite3
 import sys
+import threading
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from onceward.connectors import SqliteConnector
 from onceward.connectors.sqlite import statements
+from onceward.connectors.sqlite.database import Database
 from onceward.connectors.sqlite.store import SqliteLeaseStore
 from onceward.transaction import Settlement, Transaction, Verdict
 
@@ -94,6 +96,31 @@ def fork_and_share(queue: SqliteConnector) -> None:
             say(transaction.payload)
         queue.close()
         _, status = os.waitpid(child, 0)
+        sys.exit(os.waitstatus_to_exitcode(status))
+
+
+def fork_while_a_thread_opens(queue: SqliteConnector) -> None:
+    """A thread of the parent is opening the same file, and has locked it."""
+    holds = threading.Event()
+    execute = Database._execute_when_unlocked
+
+    def slow(self: Database, cursor: sqlite3.Cursor, statement: str, *more: Any) -> None:
+        execute(self, cursor, statement, *more)
+        if statement == statements.BEGIN and threading.current_thread() is thread:
+            holds.set()
+            time.sleep(0.3)
+
+    Database._execute_when_unlocked = slow  # type: ignore[assignment]
+    path = queue._rows.path
+    thread = threading.Thread(target=lambda: connect(str(path)).close())
+    thread.start()
+    assert holds.wait(20)
+    child = os.fork()
+    queue.dispatch_transactions([Transaction(payload="parent" if child else "child")])
+    if child:
+        _, status = os.waitpid(child, 0)
+        thread.join()
+        consume(queue)
         sys.exit(os.waitstatus_to_exitcode(status))
 
 

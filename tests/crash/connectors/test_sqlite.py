@@ -164,3 +164,9 @@ def test_a_connector_goes_on_in_parent_and_child_after_a_fork(path: Path, start:
     assert process.returncode == 0
     with connect(path) as queue:
         assert queue.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
+
+
+def test_a_child_that_is_forked_while_a_thread_opens_the_file_can_use_it(path: Path, start: Start) -> None:
+    process = start("fork_while_a_thread_opens")
+    assert sorted(said(process)) == ["child", "parent"]
+    assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""`charge.send` where another send is under way."""
+"""`charge.send` where another send is under way: in a signal handler, and in a child forked meanwhile."""
 
 from __future__ import annotations
 
@@ -65,3 +65,51 @@ def test_a_signal_handler_sends_while_its_thread_sends(
     assert (done.returncode, done.stderr) == (0, "")
     with Address(url).open(asynchronous=False) as connector:
         assert sorted(each.payload for each in connector.fetch_transactions(10)) == [1, 2, 3, 4, 5]
+
+
+FORKED = """
+import os, sys, threading, time
+from onceward import Onceward
+
+module, url = sys.argv[1:]
+app = Onceward("shop")
+
+@app.consumer(url)
+def charge(order: int) -> None: ...
+
+class SlowImport:
+    begun = threading.Event()
+
+    def find_spec(self, name, *_):
+        if name == module and threading.current_thread() is first:
+            self.begun.set()
+            time.sleep(0.5)
+
+first = threading.Thread(target=charge.send, args=(1,))
+assert module not in sys.modules
+sys.meta_path.insert(0, SlowImport())
+first.start()
+assert SlowImport.begun.wait(20)
+child = os.fork()
+charge.send(2 if child else 3)
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+first.join()
+"""
+
+
+@pytest.mark.req("SE-03")
+@pytest.mark.parametrize(
+    "module", ["onceward.app.send.sender", "onceward.connectors.redis_streams.connector"]
+)
+def test_a_child_that_is_forked_during_the_first_send_sends(module: str, redis_url: str) -> None:
+    url = f"{redis_url}/{uuid.uuid4().hex}"
+    done = subprocess.run(
+        # Python 3.12 and later warn of any fork with threads.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, module, url],
+        check=False, capture_output=True, text=True, timeout=40,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    with Address(url).open(asynchronous=False) as connector:
+        assert sorted(each.payload for each in connector.fetch_transactions(10)) == [1, 2, 3]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVar, overload
 
 from onceward._ids import new_id
 from onceward.app.checks import address_of
 from onceward.app.send.event_types import with_event_type
+from onceward.connectors.kept import kept
 from onceward.errors import ConfigurationError
 from onceward.models import as_plain_data
 from onceward.outbox.delay import Delayed
@@ -89,15 +90,21 @@ class SendsToSource:
     contract: Contract | None
     function: Callable[..., Any]
 
-    @cached_property
-    def sender(self) -> Sender:
-        from onceward.app.send.sender import PLAIN, Sender
+    _sender: Sender | None = None
 
-        if self.app is None:
-            raise ConfigurationError(f"{self.name} belongs to no app, so there is nothing to send with")
-        return Sender(
-            self.app, self.name, address_of(self.source.url, self.name, sink=True), PLAIN, self.function
-        )
+    @property
+    def sender(self) -> Sender:
+        return self._sender or self._make_sender()
+
+    def _make_sender(self) -> Sender:
+        with kept.opening:
+            from onceward.app.send.sender import PLAIN, Sender
+
+            if self.app is None:
+                raise ConfigurationError(f"{self.name} belongs to no app, so there is nothing to send with")
+            sink = address_of(self.source.url, self.name, sink=True)
+            self._sender = self._sender or Sender(self.app, self.name, sink, PLAIN, self.function)
+            return self._sender
 
     def send(self, message: Any, /, *, id: str | None = None) -> str:
         made = self._transaction(message, id)
@@ -170,11 +177,18 @@ class SendsToSink:
     policy: ProducerPolicy
     function: Callable[..., Any]
 
-    @cached_property
-    def sender(self) -> Sender:
-        from onceward.app.send.sender import Sender
+    _sender: Sender | None = None
 
-        return Sender(self.app, self.name, self.sink, self.policy, self.function)
+    @property
+    def sender(self) -> Sender:
+        return self._sender or self._make_sender()
+
+    def _make_sender(self) -> Sender:
+        with kept.opening:
+            from onceward.app.send.sender import Sender
+
+            self._sender = self._sender or Sender(self.app, self.name, self.sink, self.policy, self.function)
+            return self._sender
 
     def send(self, *args: Any, **kwargs: Any) -> Report:
         return self.app.produce(self.function, *args, **kwargs)

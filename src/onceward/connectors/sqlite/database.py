@@ -72,10 +72,11 @@ class Database:
         self._contents: tuple[OpenFile, ...] = ()
         """Those of them that have messages. One that was emptied or cut is to be noticed before it is written to: then
         it has its size again."""
-        self.cursor = self._open()
-        """The cursor of the current transaction."""
-        self._connected = True
-        _open_databases.add(self)
+        with _opening:
+            self.cursor = self._open()
+            """The cursor of the current transaction."""
+            self._connected = True
+            _open_databases.add(self)
 
     @contextmanager
     def transaction(self, wait: float) -> Iterator[None]:
@@ -255,10 +256,13 @@ def _roll_back(cursor: sqlite3.Cursor) -> None:
 # meanwhile: no transaction is cut in half, and both release it after the fork.
 
 _open_databases: WeakSet[Database] = WeakSet()
+_opening = RLock()
+"""Held while one is opened for the first time, when it is not among them yet."""
 _forking: list[Database] = []
 
 
 def _before_fork() -> None:
+    _opening.acquire()
     for database in list(_open_databases):
         database.lock.acquire()
         _forking.append(database)
@@ -268,6 +272,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     while _forking:
         _forking.pop().lock.release()
+    _opening.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
