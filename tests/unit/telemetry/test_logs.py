@@ -130,3 +130,31 @@ def test_without_an_sdk_no_span_attribute_or_record_is_built() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+LAST_LINE = """
+import logging, sys
+from onceward.telemetry.logger import OwnLogger
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+log = OwnLogger(logging.getLogger("onceward.engine"))
+
+class Kept:
+    def __del__(self, log=log):
+        log.error("the last line")
+
+if sys.argv[1] == "later":
+    log.error("the first line")
+kept = Kept()
+"""
+
+
+@pytest.mark.req("CE-47")
+@pytest.mark.parametrize("begun", ["now", "later"])
+def test_a_line_that_is_logged_while_the_interpreter_ends_comes_out(begun: str) -> None:
+    """The thread that emits the lines cannot be started any more, or does not run any more."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAST_LINE, begun], check=False, capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout.splitlines()[-1:] == ["the last line"], done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
