@@ -58,7 +58,9 @@ class LogThread:
             self.run(_nothing)
 
     def _put(self, job: Job) -> threading.Lock | None:
-        if sys.is_finalizing():  # no other thread runs any more, and before Python 3.12 to start one never returns
+        if (
+            sys.is_finalizing()
+        ):  # no other thread runs any more, and before Python 3.12 to start one never returns
             run_safely(job)
             return None
         if self._jobs.qsize() >= MOST:
