@@ -346,16 +346,25 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
     while each is not None and id(each) not in seen and len(seen) < DEEPEST:
         seen.add(id(each))
         yield each
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        earlier = None if each.__suppress_context__ else each.__context__
+        # An error may be false: it may have a length.
+        each = earlier if each.__cause__ is None else each.__cause__
 
 
-def members_of(error: BaseException, depth: int = DEEPEST) -> Iterator[BaseException]:
-    """The error and its causes; those of the members of a group, too."""
+def members_of(
+    error: BaseException, depth: int = DEEPEST, seen: set[int] | None = None
+) -> Iterator[BaseException]:
+    """The error and its causes; those of the members of a group, too. Each once: what was raised while a group was
+    handled has it as its context, and there may be groups of that."""
+    seen = set() if seen is None else seen
     for each in causes_of(error):
+        if id(each) in seen:
+            return
+        seen.add(id(each))
         yield each
         if isinstance(each, BaseExceptionGroup) and depth:
             for member in each.exceptions:
-                yield from members_of(member, depth - 1)
+                yield from members_of(member, depth - 1, seen)
 
 
 def _leaves_of(error: BaseException, depth: int = DEEPEST) -> Iterator[BaseException]:
@@ -367,18 +376,28 @@ def _leaves_of(error: BaseException, depth: int = DEEPEST) -> Iterator[BaseExcep
         yield error
 
 
-def _is_so(error: BaseException, condition: Callable[[BaseException], bool], depth: int = DEEPEST) -> bool:
+def _is_so(
+    error: BaseException,
+    condition: Callable[[BaseException], bool],
+    depth: int = DEEPEST,
+    known: dict[int, bool] | None = None,
+) -> bool:
     """Whether the condition is true of the error or a cause of it. A group is what all of its members are: one of
-    several that failed together does not decide for the others."""
-    return any(
-        condition(each)
-        or (
-            isinstance(each, BaseExceptionGroup)
-            and depth > 0
-            and all(_is_so(member, condition, depth - 1) for member in each.exceptions)
+    several that failed together does not decide for the others. `known` is what was found out on the way: the members
+    of a group may have the same causes."""
+    known = {} if known is None else known
+    if id(error) not in known:
+        known[id(error)] = False  # until the answer is known, for a circle
+        known[id(error)] = any(
+            condition(each)
+            or (
+                isinstance(each, BaseExceptionGroup)
+                and depth > 0
+                and all(_is_so(member, condition, depth - 1, known) for member in each.exceptions)
+            )
+            for each in causes_of(error)
         )
-        for each in causes_of(error)
-    )
+    return known[id(error)]
 
 
 def name_of(condition: Any) -> str:

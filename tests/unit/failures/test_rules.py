@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -88,6 +89,42 @@ def test_a_wait_is_found_in_a_group_and_among_its_causes() -> None:
     inner = caused(KeyError("x"), TimeoutError())
     group = ExceptionGroup("", [ValueError(), inner])
     assert [type(each) for each in members_of(group)] == [ExceptionGroup, ValueError, KeyError, TimeoutError]
+
+
+@pytest.mark.req("OU-01")
+def test_an_error_that_is_false_is_a_cause_like_any_other() -> None:
+    class NoRows(LookupError):
+        def __len__(self) -> int:
+            return 0
+
+    found = book(own={NoRows: business})
+    assert found.rule_for(caused(ValueError(), NoRows())) == BusinessRule()
+    assert found.rule_for(caused(NoRows(), TimeoutError())) == BusinessRule()
+    assert RuleBook().rule_for(caused(NoRows(), TimeoutError())) == OutageRule()
+
+
+@pytest.mark.req("OU-01")
+def test_groups_that_failed_while_others_were_handled_are_looked_at_once() -> None:
+    def call(mirrors: int, rounds: int) -> None:
+        failed = []
+        for mirror in range(mirrors):
+            try:
+                raise LookupError(mirror)
+            except LookupError as error:
+                failed.append(error)
+        try:
+            raise ExceptionGroup("no mirror has it", failed)
+        except ExceptionGroup:
+            if not rounds:
+                raise
+            call(mirrors, rounds - 1)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        call(10, 15)
+    before = time.thread_time()
+    assert RuleBook().rule_for(caught.value) is None
+    assert len(list(members_of(caught.value))) == 16 * 11
+    assert time.thread_time() - before < 10
 
 
 def test_a_chain_of_causes_that_is_a_circle_ends() -> None:
