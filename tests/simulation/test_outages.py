@@ -69,7 +69,7 @@ class Charge(AsyncConsumerTask):
     def __init__(self, world: World, process: Process) -> None:
         super().__init__(connectors={"source": Queue(world.store, process)})
         self.clock = SimulatedClock(world.loop)
-        self.middleware = (FailureRules(RuleBook(), Board(), world.records, ("charge", "charge")),)
+        self.middleware = (FailureRules(RuleBook(), Board(), world.records, "shop", ("charge", "charge")),)
         self._world = world
         self._process = process
 

@@ -154,7 +154,7 @@ async def _build_task(
 
         chain.insert(0, LimitedSteps(app.limiters[consumer.name]))
     let_go = None if limit is None else limit.let_go
-    chain.insert(0, FailureRules(consumer.failures, app.board, records, consumer.identity, let_go))
+    chain.insert(0, FailureRules(consumer.failures, app.board, records, app.name, consumer.identity, let_go))
     task = task_class(consumer)({"source": connector}, services, settings=app.settings.engine)
     task.destination = consumer.source.destination
     task.middleware = (*app.middleware, *chain)

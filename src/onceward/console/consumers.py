@@ -165,7 +165,7 @@ def _holds(
         "pause": None if holds is None else holds.pause_of(found),
         "outages": []
         if holds is None
-        else [(shown(name), each) for name, each in holds.outages_of(found).items()],
+        else [(shown(name), each) for name, each in holds.outages_of(backstage.app, found).items()],
         "needs": found.failures.depends_on,
         "limit": found.limit,
         "use": None if holds is None else holds.limits.get(limit_scope(backstage.app, found)),

@@ -47,7 +47,7 @@ def _outages(backstage: Backstage, down: Any) -> list[dict[str, Any]]:
         waiting = [
             name
             for name, one in backstage.app.consumers.items()
-            if subject in subjects_of(one.identity, one.failures.depends_on)
+            if subject in subjects_of(backstage.app.name, one.identity, one.failures.depends_on)
         ]
         found.append(_outage(subject, each, waiting))
     return found

@@ -159,7 +159,7 @@ def row(backstage: Backstage, name: str) -> dict[str, Any]:
         "pause": None if holds is None else holds.pause_of(backstage.app.consumers[name]),
         "down": [
             (shown(subject), each)
-            for subject, each in holds.outages_of(backstage.app.consumers[name]).items()
+            for subject, each in holds.outages_of(backstage.app, backstage.app.consumers[name]).items()
         ]
         if holds is not None and state == "outage"
         else [],

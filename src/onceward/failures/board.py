@@ -6,6 +6,7 @@ consumer next asks its source.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -27,12 +28,16 @@ DEPENDENCY = "dependency:"
 
 def shown(subject: str) -> str:
     """The name of what is down, for people."""
-    return subject.partition(":")[2]
+    name = subject.partition(":")[2]
+    is_scope = subject.startswith(CONSUMER) and name.startswith("[")  # not as earlier versions wrote it
+    return str(json.loads(name)[-1]) if is_scope else name
 
 
-def subjects_of(consumer: Identity, depends_on: Sequence[str]) -> tuple[str, ...]:
-    """What may be down for a consumer: first the consumer alone, then what it depends on."""
-    return (f"{CONSUMER}{consumer[1]}", *(f"{DEPENDENCY}{name}" for name in depends_on))
+def subjects_of(app: str, consumer: Identity, depends_on: Sequence[str]) -> tuple[str, ...]:
+    """What may be down for a consumer: first the consumer alone, then what it depends on. Apps that share a database
+    share what they depend on, but may have different consumers of the same name."""
+    alone = json.dumps([app, *consumer])
+    return (f"{CONSUMER}{alone}", *(f"{DEPENDENCY}{name}" for name in depends_on))
 
 
 class NewOutage(msgspec.Struct):
@@ -173,10 +178,10 @@ class Hold(msgspec.Struct, frozen=True):
     """Seconds since 1970; None if all it needs is up."""
 
 
-def hold_of(board: Board, consumer: Identity, depends_on: Sequence[str]) -> Hold:
-    """What holds a consumer, as this process knows it."""
+def hold_of(board: Board, app: str, consumer: Identity, depends_on: Sequence[str]) -> Hold:
+    """What holds a consumer of an app, as this process knows it."""
     pause = board.paused.get(consumer)
-    found = {each: board.down.get(each) for each in subjects_of(consumer, depends_on)}
+    found = {each: board.down.get(each) for each in subjects_of(app, consumer, depends_on)}
     down = {subject: each for subject, each in found.items() if each is not None}
     lines = [] if pause is None else [describe_pause(pause).removeprefix(f"{pause.name} is ")]
     lines += [describe_outage(subject, each) for subject, each in down.items()]

@@ -88,6 +88,7 @@ class FailureRules(ObservingMiddleware, StepObserver):
         book: RuleBook,
         board: Board,
         records: HoldRecords,
+        app: str,
         consumer: Identity,
         let_go: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -96,8 +97,8 @@ class FailureRules(ObservingMiddleware, StepObserver):
         self._let_go = let_go
         self._board = board
         self._records = records
-        self._consumer = consumer
-        self._subjects = subjects_of(consumer, book.depends_on)
+        self._app, self._consumer = app, consumer
+        self._subjects = subjects_of(app, consumer, book.depends_on)
         self._own = self._subjects[0]
         self._probe: OutageProbe | None = None
         self._draining = False
@@ -353,7 +354,7 @@ class FailureRules(ObservingMiddleware, StepObserver):
 
     def explain(self) -> str | None:
         """Why the consumer is held, in words; None if it is not."""
-        return hold_of(self._board, self._consumer, self._book.depends_on).why
+        return hold_of(self._board, self._app, self._consumer, self._book.depends_on).why
 
 
 def _asked_by(error: BaseException) -> float:

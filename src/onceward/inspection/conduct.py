@@ -53,4 +53,4 @@ def _hold(app: Onceward, consumer: Consumer) -> str | None:
             board.note(read_state(connection, Sql(connection.dialect.name)), 0.0)
     except ServerUnreachable:
         return None  # the verdict says that it is
-    return hold_of(board, consumer.identity, consumer.failures.depends_on).why
+    return hold_of(board, app.name, consumer.identity, consumer.failures.depends_on).why

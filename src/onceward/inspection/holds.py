@@ -15,7 +15,7 @@ from onceward.order.holds import HeldLine, read_lines
 from onceward.storage.database import Sql
 
 if TYPE_CHECKING:
-    from onceward.app.app import Consumer
+    from onceward.app.app import Consumer, Onceward
 
 
 class Holds(NamedTuple):
@@ -26,9 +26,9 @@ class Holds(NamedTuple):
     def pause_of(self, consumer: Consumer) -> Paused | None:
         return self.state.paused.get(consumer.identity)
 
-    def outages_of(self, consumer: Consumer) -> dict[str, Down]:
+    def outages_of(self, app: Onceward, consumer: Consumer) -> dict[str, Down]:
         """Of what it needs, by subject."""
-        subjects = subjects_of(consumer.identity, consumer.failures.depends_on)
+        subjects = subjects_of(app.name, consumer.identity, consumer.failures.depends_on)
         return {each: self.state.down[each] for each in subjects if each in self.state.down}
 
 

@@ -228,7 +228,9 @@ class Keeper:
         progress = self._progress
         in_flight, oldest = progress.in_flight()
         succeeded, failed, returned = progress.row[:3]
-        hold = hold_of(self.app.board, self.consumer.identity, self.consumer.failures.depends_on)
+        hold = hold_of(
+            self.app.board, self.app.name, self.consumer.identity, self.consumer.failures.depends_on
+        )
         limiter = self.app.limiters.get(self.consumer.name)
         limited, limited_since = (0, None) if limiter is None else limiter.waiting_now()
         # Of a relay: the sinks that cannot be reached.

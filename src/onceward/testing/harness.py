@@ -239,7 +239,7 @@ class Harness:
         return max(self._queues.seconds_until_due(consumer.name), *probes, 0.0)
 
     def _outages(self, consumer: Consumer) -> list[str]:
-        subjects = subjects_of(consumer.identity, consumer.failures.depends_on)
+        subjects = subjects_of(self.app.name, consumer.identity, consumer.failures.depends_on)
         return [each for each in subjects if each in self.app.board.down]
 
     def dead_letters(self) -> list[DeadLetter]:

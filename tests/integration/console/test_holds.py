@@ -18,6 +18,7 @@ from onceward.console import users as hashed
 from onceward.console.backstage import Backstage
 from onceward.console.overview import row
 from onceward.deadletters import Burial, Category, DeadLetters
+from onceward.failures.board import subjects_of
 from onceward.failures.records import FleetRecords
 from onceward.inbox import Inbox
 from onceward.limits.records import LimitRecords, Wish
@@ -225,8 +226,10 @@ def test_an_action_that_changes_nothing_says_why(shop: Shop) -> None:
 @pytest.mark.req("UI-20")
 def test_an_outage_is_shown_with_its_reason_its_next_probe_and_who_waits(shop: Shop) -> None:
     records = FleetRecords(shop.ports)
+    alone, _ = subjects_of("shop", shop.app.consumers.charge.identity, ["payments"])
+    run_blocking(records.declare("consumer:ship", "as an earlier version wrote it", 600.0))
     run_blocking(records.declare("dependency:payments", f"refused {ODD}", 600.0))
-    run_blocking(records.declare("consumer:charge", "timeout", 0.0))
+    run_blocking(records.declare(alone, "timeout", 0.0))
     browser = shop.browser()
     page = browser.get("/limits").text
     assert ODD not in page
@@ -234,6 +237,7 @@ def test_an_outage_is_shown_with_its_reason_its_next_probe_and_who_waits(shop: S
     ago = r"(?:just now|\d+ s ago)"
     assert re.search(rf"payments a dependency {ago} refused {re.escape(ODD)} next probe in \d+ min", shown)
     assert re.search(rf"charge what it calls {ago} timeout a probe is due 0 charge", shown)
+    assert re.search(rf"ship what it calls {ago} as an earlier version wrote it next probe in \d+ min", shown)
     assert re.search(r"0 notify", shown), "who waits"
     assert "It waits for payments" in words(browser.get("/consumers/notify").text)
     assert "It waits for" not in words(browser.get("/consumers/ship").text)

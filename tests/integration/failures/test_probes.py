@@ -15,6 +15,7 @@ import pytest
 from onceward import Contract, Limit, Onceward, RetryLater, outage
 from onceward._sync import run_blocking
 from onceward.app.build import open_task, open_task_async
+from onceward.failures.board import shown
 from onceward.testing.servers import redis_server
 from onceward.transaction import Transaction
 from tests.support.wait import until
@@ -274,9 +275,36 @@ def test_a_rule_of_the_app_holds_a_consumer_that_does_not_name_the_dependency_al
     shop.add("named", shop.done.append)
     with running(shop.app):
         send(shop.app, "unaware", *range(8))
-        until(lambda: "consumer:unaware" in shop.app.board.down)
+        until(lambda: shop.app.board.down)
+        assert [shown(each) for each in shop.app.board.down] == ["unaware"]
         send(shop.app, "named", "x")
         until(lambda: shop.done == ["x"])
         shop.down = False
         until(lambda: len(shop.done) == 9)
         until(lambda: not shop.app.board.down)
+
+
+@pytest.mark.req("OU-10")
+def test_apps_that_share_a_database_may_have_consumers_of_the_same_name(tmp_path: Path) -> None:
+    shop, billing = Shop(tmp_path), Onceward("billing", database=f"sqlite:///{tmp_path}/shop.db")
+    shop.app.consumers.clear()
+    shop.add("charge", shop.charge, depends_on=[])
+    billed: list[Any] = []
+    source = f"sqlite:///{tmp_path}/billing.db?synchronous=OFF"
+
+    @billing.consumer(source, contract=None, policy=POLICY)
+    def charge(payload: Any) -> None:
+        billed.append(payload)
+
+    with running(shop.app), running(billing):
+        send(shop.app, "charge", *range(8))
+        until(lambda: billing.board.down)
+        failed = shop.failed
+        send(billing, "charge", *range(20))
+        until(lambda: len(billed) == 20)
+        until(lambda: shop.failed >= failed + 3)
+        assert [each.probes >= 2 for each in billing.board.down.values()] == [True], (
+            "one outage, that goes on"
+        )
+        shop.down = False
+        until(lambda: len(shop.done) == 8)
