@@ -73,7 +73,7 @@ class Database:
         """Those of them that have messages. One that was emptied or cut is to be noticed before it is written to: then
         it has its size again."""
         with _opening:
-            self.cursor = self._open()
+            self.cursor: sqlite3.Cursor = self._open()
             """The cursor of the current transaction."""
             self._connected = True
             _open_databases.add(self)
