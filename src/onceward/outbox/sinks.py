@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -53,13 +54,24 @@ OUTAGE_NAMES = frozenset(
     }
 )
 """Classes of drivers, which need not be installed."""
+REDIS_REFUSAL = re.compile(
+    r"\b(CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOPERM|NOREPLICAS|OOM|READONLY)\b|^ACL failure in script"
+    "|The user executing the script can't"
+)
+"""In the text of a ResponseError: its class does not say so, or the error comes out of a script."""
 
 
 def is_outage(error: BaseException | None) -> bool:
     """Whether the sink, and not the message, is to blame: then no failure is counted, and the whole target waits."""
-    return error is not None and any(
-        isinstance(each, OUTAGES) or any(cls.__name__ in OUTAGE_NAMES for cls in type(each).__mro__)
-        for each in with_causes(error)
+    return error is not None and any(map(_refuses_all, with_causes(error)))
+
+
+def _refuses_all(error: BaseException) -> bool:
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return (
+        isinstance(error, OUTAGES)
+        or not names.isdisjoint(OUTAGE_NAMES)
+        or ("ResponseError" in names and REDIS_REFUSAL.search(str(error)) is not None)
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import nats
 import pytest
@@ -19,6 +20,7 @@ from onceward.connectors.postgresql import PostgreSqlConnector
 from onceward.connectors.redis_streams import RedisStreamsConnector
 from onceward.outbox.relay import Relay
 from onceward.testing.servers import nats_server
+from tests.support.every_redis import every_redis
 from tests.support.outbox import OutboxWorld, turn
 from tests.support.schema import new_schema
 from tests.support.wait import until
@@ -179,21 +181,33 @@ PARTED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE applicati
 """The setting applies to connections that begin afterwards."""
 
 
+REFUSALS = {
+    "permits nothing": ("ACL SETUSER shipper -@all", "ACL SETUSER shipper +@all"),
+    "permits no write in a script": ("ACL SETUSER shipper -@write", "ACL SETUSER shipper +@all"),
+    "has no replica": ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+    "is a replica": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+}
+
+
 @pytest.mark.req("OB-05")
-def test_a_redis_that_permits_nothing_costs_no_failure(shop: Shop, redis_url: str) -> None:
+@every_redis
+@pytest.mark.parametrize("trouble", REFUSALS)
+def test_a_redis_that_takes_no_message_costs_no_failure(shop: Shop, redis_url: str, trouble: str) -> None:
+    stream = f"ship-{uuid4()}"
+    begin, end = REFUSALS[trouble]
     with Redis.from_url(redis_url) as redis:
         redis.execute_command("ACL SETUSER shipper on >secret12 ~* &* +@all")
         try:
-            shop.sends_to(
-                f"{redis_url.replace('redis://', 'redis://shipper:secret12@')}/ship-{id(shop)}?group=g"
-            )
+            url = redis_url.replace("redis://", "redis://shipper:secret12@")
+            shop.sends_to(f"{url}/{stream}?group=g")
             shop.order(1)
             shop.relays("published")
-            redis.execute_command("ACL SETUSER shipper -@all")
+            redis.execute_command(begin)
             shop.order(2, 3)
             shop.waits()
-            redis.execute_command("ACL SETUSER shipper +@all")
+            redis.execute_command(end)
             shop.relays(*["published"] * 3)
         finally:
+            redis.execute_command(end)
             redis.execute_command("ACL DELUSER shipper")
-    assert arrived(RedisStreamsConnector(redis_url, f"ship-{id(shop)}", "g")) == [1, 2, 3]
+    assert arrived(RedisStreamsConnector(redis_url, stream, "g")) == [1, 2, 3]
