@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 
 from onceward.errors import ConfigurationError
-from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
+from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts, read_committed
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
-
-AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 
 
 class BlockingLetterPorts(BlockingStoragePorts):
@@ -22,7 +20,7 @@ class BlockingLetterPorts(BlockingStoragePorts):
                 f"DeadLetters needs an Engine from create_engine, not {engine!r}; for an AsyncEngine use "
                 "AsyncDeadLetters"
             )
-        super().__init__(_read_committed(engine))
+        super().__init__(read_committed(engine))
 
 
 class AsyncLetterPorts(AsyncStoragePorts):
@@ -32,11 +30,4 @@ class AsyncLetterPorts(AsyncStoragePorts):
                 f"AsyncDeadLetters needs an AsyncEngine from create_async_engine, not {engine!r}; for an Engine use "
                 "DeadLetters"
             )
-        super().__init__(_read_committed(engine))
-
-
-def _read_committed(engine: AnyEngine) -> AnyEngine:
-    """A transaction that waited for a lock must see what its holder did, whatever the engine's own isolation."""
-    if getattr(engine.dialect, "name", "") != "postgresql":
-        return engine
-    return engine.execution_options(isolation_level="READ COMMITTED")
+        super().__init__(read_committed(engine))

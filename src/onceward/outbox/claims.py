@@ -23,7 +23,7 @@ from onceward.connectors.owners import new_token, tokens_of
 from onceward.db.operations import key_of
 from onceward.db.transaction import DbTransaction
 from onceward.outbox import statements as sql
-from onceward.storage.database import BlockingStoragePorts, Sql
+from onceward.storage.database import BlockingStoragePorts, Sql, read_committed
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class OutboxRows:
 
     def __init__(self, engine: Engine, clock: Callable[[], float] | None = None) -> None:
         self.dialect = engine.dialect.name
-        self._ports = BlockingStoragePorts(engine)
+        self._ports = BlockingStoragePorts(read_committed(engine))
         self._sql = Sql(self.dialect, clock)
         self._has_clock = self.dialect != "sqlite"
 

@@ -34,7 +34,7 @@ from onceward.outbox.outbox import Outbox
 from onceward.outbox.rows import write
 from onceward.schedules.calls import SlotCall, SlotCalls
 from onceward.schedules.schedule import Schedule
-from onceward.storage.database import BlockingStoragePorts, Sql
+from onceward.storage.database import BlockingStoragePorts, Sql, read_committed
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Transaction
 
@@ -65,7 +65,7 @@ class Timetable:
         self._app = app
         self._schedules = sorted(schedules, key=lambda each: each.name)
         self._outbox = outbox
-        self._ports = BlockingStoragePorts(engine)
+        self._ports = BlockingStoragePorts(read_committed(engine))
         self._sql = Sql(engine.dialect.name)
         self._clock = clock
         self._calls = SlotCalls(self._make, in_place=in_place, on_end=on_made)

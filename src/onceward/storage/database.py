@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
+AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 
 SERIALIZATION_RETRIES = 20
 SERIALIZATION_PAUSE = Backoff(0.005, cap=0.25, jitter=1.0)
@@ -48,6 +49,13 @@ SERIALIZATION_PAUSE = Backoff(0.005, cap=0.25, jitter=1.0)
 _NOW = {"sqlite": ":now", "postgresql": "extract(epoch FROM clock_timestamp())::double precision"}
 """Seconds since 1970, as SQL."""
 _STEADY = {**_NOW, "sqlite": ":steady"}
+
+
+def read_committed(engine: AnyEngine) -> AnyEngine:
+    """A transaction that waited for a lock must see what its holder did, whatever the engine's own isolation."""
+    if getattr(engine.dialect, "name", "") != "postgresql":
+        return engine
+    return engine.execution_options(isolation_level="READ COMMITTED")
 
 
 class StoragePorts(ABC):
