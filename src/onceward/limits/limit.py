@@ -128,14 +128,19 @@ class KeyReader:
         if self._by is None:
             return ""
         found = self._call(payload) if callable(self._by) else self._look_up(payload)
-        if isinstance(found, tuple) and found and all(isinstance(each, _PLAIN) for each in found):
-            found = repr(tuple(map(str, found)))
+        try:
+            if isinstance(found, tuple) and found and all(isinstance(each, _PLAIN) for each in found):
+                found = repr(tuple(map(str, found)))
+            text = str(found) if isinstance(found, _PLAIN) else ""
+        except Exception as error:  # Python refuses to write a number of 5,000 digits
+            raise KeyProblem(
+                f"{self._consumer} is limited by {self._what}, which cannot be written as text in this message"
+            ) from error
         if not isinstance(found, _PLAIN) or found == "":
             raise KeyProblem(
                 f"{self._consumer} is limited by {self._what}, which is {_kind(found)} in this message; it must be "
                 "text or a number"
             )
-        text = str(found)
         if len(text) <= LONGEST_KEY and text.isprintable():
             return text
         return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -81,16 +81,22 @@ class OrderRule(msgspec.Struct, frozen=True):
             found = self._value_by_alias(payload)
         kind = type(found)
         if kind is str or kind is int:
-            key = str(found)
+            key = self._text_of(found)
             if key and key.isascii() and "\0" not in key and len(key) <= LONGEST_KEY:
                 return key
         if isinstance(found, bool) or not isinstance(found, _KEYS) or found == "":
             what = "it is empty" if found in ("", None) else f"it is of type {kind.__name__}"
             raise NoKey(f"{self.name} is not a text, a whole number or a UUID: {what}")
-        key = storable(str(found))
+        key = storable(self._text_of(found))
         if len(key) <= LONGEST_KEY:
             return key
         return f"{key[:LONGEST_KEY]}…{hashlib.sha256(key.encode()).hexdigest()}"
+
+    def _text_of(self, found: Any) -> str:
+        try:
+            return str(found)
+        except Exception as error:  # Python refuses to write a number of 5,000 digits
+            raise NoKey(f"{self.name} cannot be written as text") from error
 
     def _value_in(self, payload: Any) -> Any:
         by = self.by

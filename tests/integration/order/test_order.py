@@ -227,6 +227,18 @@ def test_an_event_without_its_key_is_refused(shops: Any) -> None:
     assert "customer is not a text, a whole number or a UUID" in shop.letters.find()[0].error
 
 
+@pytest.mark.req("OR-06")
+def test_an_event_whose_key_cannot_be_written_is_refused(shops: Any) -> None:
+    """Python refuses to write a number of 5,000 digits. The others go on."""
+    shop = shops(order_by=lambda order: int(order["name"][1:], 16))
+    shop.send("a1", f"a{'f' * 5000}", "a2")
+    shop.run()
+    assert sorted(shop.done) == ["a1", "a2"]
+    [letter] = shop.letters.find()
+    assert (letter.category, letter.order_key) == ("contract", None)
+    assert "<lambda> cannot be written as text" in letter.error
+
+
 @pytest.mark.req("OR-05")
 def test_commands_show_what_waits_behind_a_letter(
     place: tuple[str, str, bool], shops: Any, tmp_path: Path

@@ -145,6 +145,12 @@ def test_what_cannot_be_limited_is_refused_at_the_decoration() -> None:
             "which is a dict in this message; it must be text or a number",
         ),
         (lambda order: order["missing"], {"secret": 1}, "raised KeyError for this message"),
+        (
+            lambda order: 10 ** order["zeros"],
+            {"zeros": 5000},
+            "which cannot be written as text in this message",
+        ),
+        (lambda order: (10 ** order["zeros"], 1), {"zeros": 5000}, "which cannot be written as text"),
     ],
 )
 def test_a_message_without_a_key_says_so_and_quotes_nothing(by: Any, payload: Any, text: str) -> None:
