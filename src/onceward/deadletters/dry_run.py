@@ -138,6 +138,8 @@ class _DryRun:
         self._ports = ports
         self._contract = contract
         self._outbox = getattr(task, "outbox", None)
+        self._order = getattr(task, "order_rule", None)
+        self._limit_keys = getattr(task, "limit_keys", None)
         self._code = type(task)
         self._poison_fixed = poison_fixed
         self._store: Store = store_of(ports.dialect)
@@ -178,6 +180,8 @@ class _DryRun:
         )
 
     async def _attempt(self, transaction: Transaction, watch: RowWatch) -> tuple[PredictedOutcome, str]:
+        if self._limit_keys is not None:
+            _check_key("", self._limit_keys.key_of, transaction.payload, transaction.id)
         event = Event.of(transaction)
         check_type(self._contract, event)
         digest = event.digest
@@ -189,6 +193,8 @@ class _DryRun:
             before = await session.apply(self._check_inbox, key, digest, current)
             if isinstance(before, PredictedOutcome):
                 return before, ""
+            if self._order is not None:
+                _check_key("it has no key for order_by: ", self._order.find_key, transaction, transaction.id)
             current = with_token(current, Start(before))
             session.event = current
             if self._outbox is not None:
@@ -298,6 +304,14 @@ def _guarded_handler(task: Any) -> Callable[..., Any]:
     if task.asynchronous:
         return guard.wrap_step(step, awaiting(method))
     return as_function(guard.wrap_step(step, as_coroutine(method)))
+
+
+def _check_key(problem: str, find: Callable[[Any], Any], given: Any, id: str) -> None:
+    """Refuse an event without the key by which its consumer keeps order or is limited, as it does."""
+    try:
+        find(given)
+    except Exception as error:
+        raise ContractError(f"{problem}{error}", Breach.ENVELOPE, id) from error
 
 
 def _predict_failure(error: BaseException) -> tuple[PredictedOutcome, str]:

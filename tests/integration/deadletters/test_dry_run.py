@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from onceward import AsyncConsumerTask, ConsumerTask, Transaction
+from onceward import AsyncConsumerTask, ConsumerTask, Limit, Transaction
 from onceward.deadletters.dry_run import PredictedOutcome, Prediction, dry_run, dry_run_async
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract, ContractError
+from onceward.limits.limit import KeyReader
+from onceward.order.rule import OrderRule
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from tests.support.deadletters.world import Letters, contract, order
 
@@ -152,6 +154,32 @@ def test_duplicates_conflicts_and_what_fails_are_reported(letters: Letters) -> N
     assert reported[6][1].startswith("schema: ")
     assert reported[7][0] is PredictedOutcome.SUCCEED
     assert [each.is_good for each in predictions] == [True, False, False, False, False, False, False, True]
+
+
+@pytest.mark.req("CC-052")
+def test_an_event_without_a_key_would_die_again(letters: Letters) -> None:
+    trial = Trial(letters, insert)
+    keyed = order("keyed", payload={"amount": 1, "customer": "ann"})
+    done = order("done")
+    trial.apply(done, lambda *_: None)
+    type(trial.task).order_rule = OrderRule("customer")
+    reported = [(each.outcome, each.detail) for each in trial.run(keyed, order("keyless"), done)]
+    missing = (
+        "envelope: it has no key for order_by: customer is not a text, a whole number or a UUID: it is empty"
+    )
+    assert reported == [
+        (PredictedOutcome.SUCCEED, ""),
+        (PredictedOutcome.BREACH, missing),
+        (PredictedOutcome.DUPLICATE, ""),
+    ]
+    type(trial.task).order_rule = None
+    type(trial.task).limit_keys = KeyReader(Limit(rate="1/s", by="customer"), "billing")
+    one, other = trial.run(keyed, order("keyless"))
+    assert one.outcome is PredictedOutcome.SUCCEED
+    assert other.outcome is PredictedOutcome.BREACH
+    assert (
+        "billing is limited by 'customer', but the payload of this message has no such field" in other.detail
+    )
 
 
 @pytest.mark.req("CC-052")
