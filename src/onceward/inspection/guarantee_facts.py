@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from onceward._environment import names_production
-from onceward.app.app import Consumer, Onceward
+from onceward.app.app import Consumer, Onceward, consumers_of
 from onceward.app.build import database_url
 from onceward.app.engines import most_connections
 from onceward.connectors.reports import ServerUnreachable, SourceFacts
@@ -45,7 +46,7 @@ def facts_of(app: Onceward, consumer: Consumer) -> Facts:
     return Facts(
         **found,
         connections=0 if app.settings.database is None else most_connections(app),
-        name=f"{consumer.function.__module__}:{consumer.function.__qualname__}",
+        name=_path_of(app, consumer),
         source=_ask_source(consumer.source),
         mode=None if contract is None else contract.mode,
         commit=commit_mode(app, consumer, found.get("database", "")),
@@ -55,6 +56,18 @@ def facts_of(app: Onceward, consumer: Consumer) -> Facts:
         letter_days=0 if contract is None else contract.dead_letter_days,
         unreachable=unreachable,
     )
+
+
+def _path_of(app: Onceward, consumer: Consumer) -> str:
+    """What to pass to `onceward verify`: a function that is made in another one has no path of its own, and one that is
+    two consumers has one for each."""
+    function = consumer.function
+    module, path = function.__module__, function.__qualname__
+    if "<" not in path and len(consumers_of(function)) == 1:
+        return f"{module}:{path}"
+    there = vars(sys.modules[module]) if module in sys.modules else {}
+    names = [name for name, value in there.items() if value is app]
+    return f"{module if names else 'MODULE'}:{names[0] if names else 'app'}.consumers.{consumer.name}"
 
 
 def commit_mode(app: Onceward, consumer: Consumer, database: str) -> str:

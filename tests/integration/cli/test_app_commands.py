@@ -240,6 +240,34 @@ def test_explain_tells_each_guarantee_its_weakest_link_and_what_would_mend_it(sh
     assert f"→ run `onceward verify {shop}:charge --record`" in text
 
 
+def test_explain_names_a_consumer_as_verify_finds_it(shop: str) -> None:
+    made = """
+
+def promise(name):
+    return Contract(
+        consumer_id=name, event_types=["*"], owner_team="shop", idempotency_mechanism="one transaction"
+    )
+
+
+def make(name):
+    verified = {"events": [Transaction(payload={"total": 3})], "setup": tables}
+
+    @app.consumer("sqlite:///made.db", name=name, contract=promise(name), verification=verified)
+    def handle(order: Order, session: InboxSession) -> None:
+        session.execute("INSERT INTO charges (total) VALUES (:total)", {"total": order.total})
+
+
+make("made")
+app.consumer("sqlite:///again.db", name="again", contract=promise("again"))(charge)
+"""
+    Path(f"{shop}.py").write_text(SHOP + made)
+    found = explained(shop)
+    for name in ("made", "charge", "again"):
+        assert f"run `onceward verify {shop}:app.consumers.{name} --record`" in str(found[name]["links"])
+    verified = run("verify", f"{shop}:app.consumers.made", "--only", "clean")
+    assert verified.exit_code == 0, verified.stderr
+
+
 def test_explain_makes_no_files(shop: str, tmp_path: Path) -> None:
     explained(shop)
     run("balance", f"{shop}:app")
