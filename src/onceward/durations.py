@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -33,7 +34,7 @@ def days(number: float) -> timedelta:
 def seconds_of(duration: Duration, name: str) -> float:
     """Return the seconds of a positive duration; `name` is what it is called in the error."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST:
         raise ConfigurationError(
             f"{name} must be a positive duration, such as hours(24) or a timedelta, not {duration!r}"
         )
@@ -45,6 +46,7 @@ def seconds_of(duration: Duration, name: str) -> float:
     return float(seconds)
 
 
+_LONGEST = sys.float_info.max
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -54,7 +56,7 @@ def parse_seconds(duration: Any, name: str, *, at_most: float = math.inf) -> flo
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if isinstance(seconds, str) and (found := _TEXT.fullmatch(seconds)):
         seconds = float(found[1]) * _UNITS[found[2]]
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST:
         raise ConfigurationError(
             f"{name} must be a positive duration such as '30s', '5m', a timedelta or a number of seconds, not "
             f"{duration!r}"

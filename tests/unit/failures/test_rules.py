@@ -330,6 +330,6 @@ def test_the_defaults_tolerate_an_hour_and_a_wrong_tolerance_is_refused() -> Non
     def charge(order: dict[str, Any], session: Any) -> None: ...
 
     assert app.consumers.charge.contract.tolerates == 3600.0
-    for wrong in ("soon", 0, -1, True):
+    for wrong in ("soon", 0, -1, True, 10**400):
         with pytest.raises(ValueError, match="consumer 'billing': tolerates must be a positive duration"):
             contract(tolerates=wrong)
