@@ -35,6 +35,8 @@ SHORTEST, LONG_ENOUGH = 6, 12
 """Characters of a password that `remember` keeps. A shorter one may be any word, unless it has digits or signs."""
 
 _URL = re.compile(r"""(?i)(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://(?:\\.|[^\s'"`\\])+""")
+_NO_COLON = re.compile(r"(?i)[a-z][a-z0-9+.-]*//[^/]*")
+"""The scheme and the user of a URL without the colon between them."""
 _NEXT_SERVER = re.compile(r"(?i),(?=[a-z][a-z0-9+.-]*://)")
 _SEPARATOR = re.compile(r"([?&;#])")
 _QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
@@ -99,7 +101,7 @@ def _mask_url(url: str, found: list[str]) -> str:
     if "://" in url:
         return _mask_servers(url, found, is_whole=True)
     name, colon, rest = url.partition(":")
-    if colon and "@" in rest and "/" not in name:  # a URL without slashes, or without a scheme
+    if colon and "@" in rest and ("/" not in name or _NO_COLON.fullmatch(name)):  # not quite a URL
         password, _, host = rest.rpartition("@")
         found.append(password)
         url = f"{name}:{MASK}@{host}"
