@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,8 +75,8 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{project}"}
+def run(project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{project}", **variables}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=project,
@@ -99,6 +100,42 @@ def test_the_commands_of_onceward_run_for_the_app_of_the_project(project: Path) 
     worked = run(project, "manage.py", "onceward", "run", "--drain")  # the relay may end after the consumer
     assert worked.returncode == 0, worked.stderr
     assert run(project, "show.py").stdout.strip() == "['direct', 'sent']"
+
+
+TESTS = """
+from django.db import connection
+from django.test import TestCase
+from events import app, take
+from orders.models import Order
+
+
+class Sends(TestCase):
+    def test_a_message_and_a_row_are_in_the_test_database(self):
+        Order.objects.create(name="direct")
+        app.outbox(connection).send(take, {"name": "sent"})
+        with connection.cursor() as cursor:
+            self.assertEqual(cursor.execute("SELECT count(*) FROM onceward_outbox").fetchone(), (1,))
+"""
+
+
+@pytest.mark.req("IN-16")
+def test_tests_of_django_send_as_the_page_says(project: Path) -> None:
+    page = (ROOT / "docs/how-to/outbox-django.md").read_text()
+    blocks = dict(re.findall(r'```python title="([^"]+)"\n(.*?)```', page, re.DOTALL))
+    settings = project / "settings.py"
+    settings.write_text(settings.read_text() + blocks["settings.py"])
+    (project / "shop_events.py").write_text("from events import app as shop\n")
+    (project / "orders/tests.py").write_text(TESTS)
+    (project / "orders/migrations").mkdir()
+    (project / "orders/migrations/__init__.py").touch()
+    made = run(project, "manage.py", "makemigrations", "orders")
+    assert made.returncode == 0, made.stderr
+    (project / "orders/migrations/0002_onceward.py").write_text(blocks["orders/migrations/0002_onceward.py"])
+    (project / "shop.db").unlink(missing_ok=True)
+    tested = run(project, "manage.py", "test", ONCEWARD_DATABASE="sqlite:///test.db")
+    assert tested.returncode == 0, tested.stderr
+    assert "Ran 1 test" in tested.stderr
+    assert not (project / "shop.db").exists()
 
 
 @pytest.mark.req("IN-16")
