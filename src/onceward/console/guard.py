@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -45,7 +45,8 @@ MOST_FIELDS = 1000
 UNREADABLE = "The users of this console cannot be read; its log says why."
 """Without the place of their file: people who are not logged in see it, too."""
 FAILURES, WINDOW = 5, 60.0
-"""Wrong passwords for a name, or from an address, within so many seconds; then both have to wait."""
+"""Wrong passwords for a name, or from an address, within so many seconds; then both have to wait. One that is still
+being checked counts."""
 
 _log = logging.getLogger("onceward.run")
 
@@ -135,16 +136,19 @@ class ConsoleGuard:
         keys = (f"name {name[:64]}", f"address {client_of(request)}")
         if wait := max(map(self._wait, keys)):
             return f"too many wrong passwords; try again in {wait:.0f} s"
+        self._forget_old()
+        began = time.monotonic()
+        for key in keys:  # before it is checked: others arrive meanwhile
+            self._failures.setdefault(key, deque(maxlen=FAILURES)).append(began)
         try:
             user = await run_in_threadpool(users.check, name, password)
         except ConfigurationError as error:
             _log.error("%s", error)
+            self._forget(keys, began)
             return UNREADABLE
         if user is None:
-            for key in keys:
-                self._failures.setdefault(key, deque(maxlen=FAILURES)).append(time.monotonic())
-            self._forget_old()
             return "name or password is wrong"
+        self._forget(keys, began)
         response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
         session = await run_in_threadpool(users.session, user)
         self._set_cookie(request, response, SESSION, session, int(SESSION_SECONDS))
@@ -164,6 +168,15 @@ class ConsoleGuard:
         if failed is None or len(failed) < FAILURES:
             return 0.0
         return max(failed[0] + WINDOW - time.monotonic(), 0.0)
+
+    def _forget(self, keys: Iterable[str], began: float) -> None:
+        """This try was no wrong password."""
+        for key in keys:
+            failed = self._failures.get(key, ())
+            if began in failed:
+                self._failures[key] = deque((each for each in failed if each != began), FAILURES)
+                if not self._failures[key]:
+                    del self._failures[key]
 
     def _forget_old(self) -> None:
         oldest = time.monotonic() - WINDOW

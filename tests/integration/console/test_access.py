@@ -199,6 +199,30 @@ def test_after_some_wrong_passwords_even_the_right_one_has_to_wait(shop: Shop) -
 
 
 @pytest.mark.req("UI-10")
+def test_passwords_that_are_tried_at_once_are_no_more_than_those_tried_one_by_one(shop: Shop) -> None:
+    browser = with_users(shop)
+    browser.get("/login")
+    fields = {"name": "admin", "csrf": browser.http.cookies["onceward_csrf"]}
+
+    async def guess(*passwords: str) -> list[int]:
+        tries = [browser.http.post("/login", data={**fields, "password": each}) for each in passwords]
+        return sorted(each.status_code for each in await asyncio.gather(*tries))
+
+    found = asyncio.run(guess(*(f"wrong wrong {number}" for number in range(30))))
+    assert found == [401] * FAILURES + [429] * (30 - FAILURES)
+
+
+@pytest.mark.req("UI-10")
+def test_right_passwords_do_not_count(shop: Shop) -> None:
+    browser = with_users(shop)
+    for _ in range(FAILURES + 2):
+        assert browser.log_in("operator").status_code == 303
+    for _ in range(FAILURES - 1):
+        assert browser.log_in("operator", "wrong wrong wrong").status_code == 401
+    assert browser.log_in("operator").status_code == 303
+
+
+@pytest.mark.req("UI-10")
 def test_passwords_are_hashed_in_a_file_that_only_its_owner_can_read(shop: Shop, tmp_path: Path) -> None:
     shop.users.add("ann", PASSWORD, Role.ADMIN)
     written = shop.users.path.read_text()
