@@ -61,6 +61,8 @@ class Access:
                 "a trusted header needs the addresses of the proxies that set it, and they need the header: anybody "
                 "else could send it, too"
             )
+        if role_header is not None and header is None:
+            raise ConfigurationError("a role header needs a user header: without it, nobody has to log in")
         self.users = users
         self.header = header
         self.role_header = role_header
@@ -69,6 +71,12 @@ class Access:
             self.proxies = [ip_network(each, strict=False) for each in proxies]
         except ValueError as error:
             raise ConfigurationError(f"proxies must be addresses or networks: {error}") from None
+        for each in self.proxies:
+            if each.prefixlen == 0:
+                raise ConfigurationError(
+                    f"the proxy {each} is every address, so anybody could claim to be any user; list the addresses of "
+                    "your proxies"
+                )
 
     @property
     def is_open(self) -> bool:

@@ -242,6 +242,22 @@ def test_passwords_are_hashed_in_a_file_that_only_its_owner_can_read(shop: Shop,
 
 
 @pytest.mark.req("UI-10")
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"role_header": "x-role"}, "nobody has to log in"),
+        ({"header": "x-user"}, "needs the addresses of the proxies"),
+        ({"header": "x-user", "proxies": ["10.0.0.5", "0.0.0.0/0"]}, "is every address"),
+        ({"header": "x-user", "proxies": ["::/0"]}, "is every address"),
+        ({"header": "x-user", "proxies": ["proxy"]}, "must be addresses or networks"),
+    ],
+)
+def test_access_that_lets_anybody_in_is_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        Access(**given)
+
+
+@pytest.mark.req("UI-10")
 def test_a_header_counts_only_from_a_listed_proxy(shop: Shop) -> None:
     access = Access(header="x-user", role_header="x-role", proxies=["10.0.0.0/24"])
     site = create(shop.app, access=access)
