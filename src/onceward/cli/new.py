@@ -38,8 +38,8 @@ LOCAL = """
 TEMPLATE = Path(__file__).parent / "template"
 ENDING = ".in"
 """Suffix of template files, so no tool takes them for code of this package."""
-NAMED_OTHERWISE = {"nats"}
-"""Modules that need not be installed, and have another name than their requirement: nats-py."""
+NAMED_OTHERWISE = {"nats", "test"}
+"""Modules that need not be installed, and that no list names: of nats-py, and the tests of Python itself."""
 
 
 def new(

@@ -76,6 +76,22 @@ def test_its_own_make_test_passes(project: Path) -> None:
     assert "6 passed" in make(project, "test")
 
 
+def test_alembic_finds_the_project_where_it_is_not_installed(project: Path) -> None:
+    make(project, "migrate")
+    columns = project / "shop/tables.py"
+    columns.write_text(
+        columns.read_text().replace(
+            '    Column("cents", Integer, nullable=False),\n)',
+            '    Column("cents", Integer, nullable=False),\n    Column("note", Text),\n)',
+            1,
+        )
+    )
+    alembic = Path(sys.executable).with_name("alembic")
+    do(project, str(alembic), "revision", "--autogenerate", "--message", "a column for notes")
+    (revision,) = (project / "migrations/versions").glob("*_a_column_for_notes.py")
+    assert "op.add_column" in revision.read_text()
+
+
 def test_make_test_sets_up_an_environment_of_its_own(made: Path) -> None:
     commands = do(made, "make", "-n", "test").splitlines()
     assert commands[0] == "python3 -m venv .venv"
@@ -368,7 +384,7 @@ def test_a_name_of_a_module_that_the_project_needs_is_refused(
     ]
     if not installed:
         monkeypatch.setattr(metadata, "packages_distributions", dict)
-    for name in (*needed, "alembic", "fastapi", "ops", *(["dotenv", "anyio"] if installed else [])):
+    for name in (*needed, "alembic", "fastapi", "ops", "test", *(["dotenv", "anyio"] if installed else [])):
         result = new(name)
         assert (result.exit_code, "would shadow another module" in result.stderr) == (2, True), name
     assert list(tmp_path.iterdir()) == []
