@@ -68,6 +68,8 @@ class Application:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")
+        if scope.get("method") == "HEAD":
+            send = _without_body(send)
         if self._guard is not None:
             CERTIFICATE.set(Certificate.of(scope))
         if (call := self._hot.find(scope)) is not None:
@@ -211,6 +213,16 @@ def _decode(kind: Any, body: bytes) -> Any:
         return kind.from_binary(body)
     except Exception as error:
         raise ConnectError(Code.INVALID_ARGUMENT, f"unmarshal message: {error}") from error
+
+
+def _without_body(send: Send) -> Send:
+    """Wrap `send`: an answer to HEAD has headers only. Envoy sends what it gets, and the caller would take it for the
+    beginning of the next answer."""
+
+    async def send_headers(message: dict[str, Any]) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    return send_headers
 
 
 def _with_error_body(send: Send, scope: dict[str, Any]) -> Send:
