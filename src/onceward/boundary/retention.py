@@ -31,6 +31,8 @@ WARN_AT = 0.8
 """Fraction of its retention time after which an unconfirmed fact is worth an alert."""
 SHARE = 0.1
 """Fraction of the log that one sweep may remove, unless the retention is so short that more expires between two."""
+AGAIN = 3600.0
+"""Seconds after which the log says again that a consumer is late, while it is."""
 LEAST = 10
 """Facts that one sweep may remove, however few there are."""
 UNSEEN = 0.5
@@ -52,6 +54,8 @@ class Retention:
         self._every = every
         self._doubt = ClockDoubt(boundary, clock)
         self._task: asyncio.Task[None] | None = None
+        self._logged: dict[tuple[str, str], float] = {}
+        """When the log last said which outcome of which consumer."""
 
     def start(self) -> asyncio.Task[None]:
         """Return the task, which runs until `close`."""
@@ -76,8 +80,9 @@ class Retention:
         store = self._boundary.store
         expiring = await self._doubt.certain_classes()
         now = self._doubt.clock.now()
-        for cursor in await store.cursors():
-            await self._alert(cursor, now, expiring)
+        cursors = await store.cursors()
+        late = {cursor.name for cursor in cursors if await self._alert(cursor, now, expiring)}
+        self._logged = {what: at for what, at in self._logged.items() if what[0] in late}
         older_than = {stream: int((now - seconds) * 1000) for stream, seconds in expiring.items()}
         expired = await store.expire(older_than, await self._at_most()) if older_than else 0
         self._boundary.metrics.expired.inc(expired)
@@ -88,26 +93,31 @@ class Retention:
         share = max(SHARE, 2 * self._every / self._boundary.settings.shortest_retention)
         return max(LEAST, ceil((bounds.last - bounds.first + 1) * share))
 
-    async def _alert(self, cursor: Cursor, now: float, expiring: dict[str, float]) -> None:
-        """Check the first unconfirmed fact, which is usually the oldest."""
+    async def _alert(self, cursor: Cursor, now: float, expiring: dict[str, float]) -> bool:
+        """Check the first unconfirmed fact, which is usually the oldest. Return whether the consumer is late."""
         metrics = self._boundary.metrics
         oldest = await self._boundary.store.read(cursor.offset, 1)
         if not oldest:
             metrics.expiring.labels(cursor.name).set(0)
-            return
+            return False
         fact = stored(oldest[0])
         stream = stream_of(fact.envelope)
         kept_for = expiring.get(stream, inf)
         age = now - fact.appended_at_unix_ms / 1000
-        metrics.expiring.labels(cursor.name).set(age >= kept_for * WARN_AT)
+        is_late = age >= kept_for * WARN_AT
+        metrics.expiring.labels(cursor.name).set(is_late)
+        if age > kept_for:
+            metrics.lost.labels(cursor.name).inc()
+        outcome = "expired" if age > kept_for else "expiring"
+        if not is_late or not self._is_news((cursor.name, outcome), now):
+            return is_late
         fields = {
             "consumer": cursor.name,
             "offset": fact.offset,
             "message_id": fact.message_id,
-            "outcome": "expired" if age > kept_for else "expiring",
+            "outcome": outcome,
         }
         if age > kept_for:
-            metrics.lost.labels(cursor.name).inc()
             _log.error(
                 "facts of class %s expire before consumer %s has confirmed them, from offset %d on; its next fetch "
                 "reports the gap",
@@ -116,7 +126,7 @@ class Retention:
                 fact.offset,
                 extra=fields,
             )
-        elif age >= kept_for * WARN_AT:
+        else:
             _log.warning(
                 "consumer %s has not confirmed offset %d, which expires in %.0f s: start it, or keep facts of class %s "
                 "longer",
@@ -126,6 +136,14 @@ class Retention:
                 stream,
                 extra=fields,
             )
+        return True
+
+    def _is_news(self, what: tuple[str, str], now: float) -> bool:
+        """Whether the log has not said it lately: a name that nobody uses any more is late forever."""
+        if what in self._logged and 0 <= now - self._logged[what] < AGAIN:
+            return False
+        self._logged[what] = now
+        return True
 
 
 class ClockDoubt:

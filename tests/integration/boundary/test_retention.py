@@ -112,6 +112,37 @@ def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_notified_of_th
 
 
 @pytest.mark.req("BC-21")
+def test_of_a_consumer_that_never_comes_back_the_log_says_so_once_an_hour(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A forgotten name is behind a log that expires all the time."""
+
+    async def body(boundary: Boundary) -> None:
+        append = aged(boundary)
+        await boundary.fetch("forgotten", 1)
+        for number in range(100):
+            await append(f"m{number}", 7.0 - number / 24 / 30)  # every two minutes
+        await boundary.store.trust_time(Moment(NOW - 3600))
+        now = NOW - 3600
+        retention = Retention(boundary, clock=lambda: now)
+        while now < NOW + 7200:
+            await retention.sweep()
+            now += 60
+        outcomes = [vars(each)["outcome"] for each in caplog.records]
+        assert (outcomes.count("expiring"), outcomes.count("expired")) == (3, 2)
+        assert metric(boundary, "onceward_boundary_expired_unconfirmed_total", consumer="forgotten") > 50
+
+        caplog.clear()
+        await boundary.confirm("forgotten", 100)
+        await retention.sweep()
+        await append("late", 6.9)
+        await retention.sweep()
+        assert [vars(each)["outcome"] for each in caplog.records] == ["expiring"]
+
+    on_boundary(tmp_path, body)
+
+
+@pytest.mark.req("BC-21")
 def test_a_consumer_that_has_confirmed_is_not_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
