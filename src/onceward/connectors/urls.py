@@ -166,6 +166,10 @@ class Address:
         takes = self._scheme.settings
         settings: dict[str, Any] = {}
         for name, value in parse_qsl(query, keep_blank_values=True):
+            if name not in takes and "@" in query:  # the name may be the rest of a password
+                self.refuse(
+                    "it has an @ after its first ?, and no such settings; write a ? in a password as %3F"
+                )
             if name not in takes:
                 has = ", ".join(sorted(takes)) or "none"
                 self.refuse(f"{self.scheme} has no setting {name!r}; it has {has}")
@@ -174,7 +178,7 @@ class Address:
             try:
                 settings[name] = takes[name].convert(value)
             except ValueError:
-                shown = MASK if names_secret(name) else repr(value)
+                shown = MASK if names_secret(name) or "@" in value else repr(value)
                 self.refuse(f"{name} must be {takes[name].expects}, not {shown}")
             if not value:
                 self.refuse(f"{name} is empty; give it a value, or remove it")
