@@ -18,8 +18,10 @@ from typing import Any, Final
 from sqlalchemy.exc import OperationalError
 
 _TEXT: Final = (
-    "as after: deadlock detected; could not serialize access; canceling statement due to lock timeout; canceling "
-    "statement due to statement timeout; timed out; database is locked; disk I/O error; database or disk is full"
+    "as after: deadlock detected; could not serialize access; could not obtain lock on row in relation; canceling "
+    "statement due to lock timeout; canceling statement due to statement timeout; canceling statement due to user "
+    "request; timed out; out of shared memory; could not extend file: No space left on device; database is locked; "
+    "database table is locked; out of memory; disk I/O error; database or disk is full"
 )
 _STATES: Final = {
     "40001": "SerializationFailure",
@@ -39,7 +41,9 @@ def failed_statement(cause: Exception, drivers: frozenset[str], state: str) -> O
     """SQLAlchemy's error, a timeout, and an error of the drivers that the handler uses itself."""
     kind = _kind(drivers, state)
     error = kind(f"a statement of the handler, {_TEXT}", None, _driver_error(cause, state))
-    return _with_code(error, state) if "sqlite3" in drivers else error
+    if state and "sqlite3" in drivers:
+        _put_code(error, state)
+    return error
 
 
 def states_in(consumer: Any, backend: str) -> list[str]:
@@ -66,13 +70,12 @@ def _driver_error(cause: Exception, state: str) -> Exception:
     if not state:
         return cause
     if state not in _STATES:
-        return _with_code(sqlite3.OperationalError(str(cause)), state)
+        _put_code(failed := sqlite3.OperationalError(str(cause)), state)
+        return failed
     error: Exception = getattr(import_module("psycopg.errors"), _STATES[state])(str(cause))
     return error
 
 
-def _with_code(error: Any, state: str) -> Any:
-    """As sqlite3 says which failure it was."""
-    if state:
-        error.sqlite_errorcode, error.sqlite_errorname = getattr(sqlite3, state), state
-    return error
+def _put_code(error: Any, state: str) -> None:
+    """Say which failure it was, as sqlite3 does."""
+    error.sqlite_errorcode, error.sqlite_errorname = getattr(sqlite3, state), state

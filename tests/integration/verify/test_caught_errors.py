@@ -51,6 +51,18 @@ class DropsTimeouts(Catches):
         return "statement timeout" in str(error)
 
 
+class DropsWhatIsLocked(Catches):
+    """As after SELECT … FOR UPDATE NOWAIT."""
+
+    def drops(self, error: Any) -> bool:
+        return "could not obtain lock on row" in str(error)
+
+
+class DropsWhenThereIsNoSpace(Catches):
+    def drops(self, error: Any) -> bool:
+        return "No space left on device" in str(error)
+
+
 class KnowsItsOwnErrors(Catches):
     def drops(self, error: Any) -> bool:
         return "UNIQUE constraint" in str(error) or "duplicate key" in str(error)
@@ -74,6 +86,8 @@ class DropsWhatIsSlow(AsyncConsumerTask):
         (DropsDeadlocks, True),
         (DropsWhenTheDiskIsFull, True),
         (DropsTimeouts, True),
+        (DropsWhatIsLocked, True),
+        (DropsWhenThereIsNoSpace, True),
         (DropsWhatIsSlow, True),
         (KnowsItsOwnErrors, False),
     ],
