@@ -16,9 +16,12 @@ class EndedBySignal(SystemExit):
 
 def import_name(path: str) -> Any:
     """Import `module:name`, also from the working directory, as `python -m` does. Raises ConfigurationError."""
+    from onceward._secrets import mask_url
     from onceward.errors import ConfigurationError
 
     module, _, name = path.partition(":")
+    if name.startswith("//"):
+        raise ConfigurationError(f"{mask_url(path)} is a URL; write MODULE:NAME, as in shop.billing:Bill")
     if name and ("/" in module or module.endswith(".py")):
         dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
         raise ConfigurationError(f"{module} is a file; write its module: {dotted}:{name}")

@@ -69,6 +69,8 @@ def test_every_command_with_every_odd_argument(folder: Path, path: tuple[str, ..
         (("run", ".:."), 2, "'.:.' does not name an object in a module; write MODULE:NAME"),
         (("verify", "..x:y"), 2, "'..x:y' does not name an object in a module; write MODULE:NAME"),
         (("balance", "a\0b:app"), 2, "does not name an object in a module; write MODULE:NAME"),
+        (("config", "nats://u:SECRET@h"), 2, "nats://u:***@h is a URL; write MODULE:NAME"),
+        (("verify", "redis://:SECRET@h/0"), 2, "redis://:***@h/0 is a URL; write MODULE:NAME"),
         (("config", "a..b:app"), 2, "does not name an object in a module; write MODULE:NAME"),
         (("trace", "/"), 2, "/ cannot be read: Is a directory; name a span file, or `last`"),
         (("trace", "/dev/zero"), 2, "/dev/zero cannot be read: it has more than 256 MiB; name a span file"),
