@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from onceward._files.private import make_directory
 from onceward.boundary.tls import Tls
 from onceward.errors import ConfigurationError
 
@@ -123,7 +124,7 @@ def make_certificates(
     wanted = {zone: (f"{zone}-bsfg", hosts) for zone in zones} | {peer: (peer, []) for peer in peers}
     _check(zones, peers, hosts, days)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         existing = {file for file in wanted if _exist(_files(directory, file))}
         if existing and not _exist(_files(directory, "ca")):
             raise ConfigurationError(

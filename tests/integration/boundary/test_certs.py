@@ -70,6 +70,7 @@ def test_it_makes_a_ca_and_a_certificate_for_each_zone(tmp_path: Path) -> None:
     assert names == {"ca.pem", "ca.key", "plant-a.pem", "plant-a.key", "hq.pem", "hq.key"}
     for each in (tmp_path / "certs").glob("*.key"):
         assert each.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "certs").stat().st_mode & 0o777 == 0o700
     certificate = x509.load_pem_x509_certificate((tmp_path / "certs" / "plant-a.pem").read_bytes())
     [name] = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     assert name.value == "plant-a-bsfg"
