@@ -130,7 +130,8 @@ async def _build_task(
     """Written for both modes: see `onceward._sync`."""
     app.check()
     check_contract(app, consumer)
-    connector = consumer.source.open(asynchronous=asynchronous)
+    source = consumer.source
+    connector = await source.open_async() if asynchronous else source.open(asynchronous=False)
     set_owner(connector, app.owner)
     at_the_end(connector.close_async if asynchronous else connector.close)
     chain = [*middleware]

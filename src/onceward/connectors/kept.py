@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import threading
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -60,7 +61,10 @@ class KeptConnectors:
             mine = self._loops.setdefault(loop, mine)
         found = mine.open.get(address.url)
         if found is None:
-            found = mine.open[address.url] = address.open(asynchronous=True)
+            async with mine.opening[address.url]:
+                found = mine.open.get(address.url)
+                if found is None:
+                    found = mine.open[address.url] = await address.open_async()
         return found
 
     def drop(self, address: Address, connector: Any) -> None:
@@ -115,6 +119,7 @@ class _LoopConnectors:
 
     def __init__(self) -> None:
         self.open: dict[str, Any] = {}
+        self.opening: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._lifetime = self._live()
 
     async def begin(self) -> None:

@@ -94,6 +94,8 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     `onceward.connectors.lines`."""
     in_process: bool = False
     """Whether messages are visible only inside one process. `onceward run` refuses such a source."""
+    waits: bool = False
+    """Whether `open` may wait, as for the lock of a file. For asyncio it is then called in a thread."""
 
 
 @contextmanager

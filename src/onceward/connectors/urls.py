@@ -16,6 +16,7 @@ connector, by the names of its class's parameters. Reading a URL checks all of i
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -119,6 +120,17 @@ class Address:
         """Open a connector that the caller closes."""
         return self._scheme.open(self, asynchronous=asynchronous)
 
+    async def open_async(self) -> Any:
+        """Open a connector for asyncio that the caller closes, without blocking the event loop."""
+        if not self._scheme.waits:
+            return self.open(asynchronous=True)
+        opening = asyncio.ensure_future(asyncio.to_thread(self.open, asynchronous=True))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unused)
+            raise
+
     def facts(self) -> SourceFacts:
         """Return what its connector knows about it; may query a server, and changes nothing."""
         return SourceFacts() if self._scheme.facts is None else self._scheme.facts(self)
@@ -202,3 +214,14 @@ class Address:
         return (
             self._lease_rules() if takes.get("max_deliveries") is LEASE_SETTINGS["max_deliveries"] else None
         )
+
+
+_closing: set[asyncio.Task[None]] = set()
+
+
+def _close_unused(opening: asyncio.Future[Any]) -> None:
+    """Who wanted it was canceled meanwhile."""
+    if not opening.cancelled() and opening.exception() is None:
+        closing = asyncio.ensure_future(opening.result().close_async())
+        _closing.add(closing)
+        closing.add_done_callback(_closing.discard)

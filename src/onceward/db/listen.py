@@ -30,7 +30,9 @@ POLL = Backoff(0.02, cap=0.5)
 ECHO = 2.0
 """Seconds within which the test must arrive."""
 HEARING_TEST = 300.0
-"""Seconds until listening is tried again after it did not work."""
+"""Seconds until listening is tried again where notifications do not arrive."""
+TRY_AGAIN = Backoff(1.0, cap=HEARING_TEST)
+"""Until it is tried again after an error: the server may only have been away, or have had no room."""
 
 
 class ListenLine:
@@ -52,7 +54,7 @@ class ListenLine:
         weakref.finalize(self, self._socket.close)  # also if nobody closes this
         self._hears = self._is_present = False
         self._connected_at = self._deaf_until = 0.0
-        self._idle = 0
+        self._idle = self._errors_in_turn = 0
         self._has_said_so = False
         self._closed = False
         self._end = Doorbell()
@@ -72,7 +74,8 @@ class ListenLine:
         try:
             return self._begin()
         except self._errors as error:
-            self._go_deaf(driver_message(error))
+            self._go_deaf(driver_message(error), TRY_AGAIN.delay(self._errors_in_turn))
+            self._errors_in_turn += 1
             return False
         finally:
             self._using.release()
@@ -171,7 +174,8 @@ class ListenLine:
             except self._errors as error:
                 self._hang_up(error)
                 return True
-            self._hears = self._hears or heard
+            if heard:
+                self._hears, self._errors_in_turn = True, 0
             if not self._hears and time.monotonic() - self._connected_at > ECHO:
                 self._go_deaf("no notification arrives, as behind PgBouncer in transaction mode")
             return heard
@@ -193,10 +197,10 @@ class ListenLine:
         self._deaf_until = time.monotonic() + 1.0
         _log.info("%s: the connection that listens was lost: %s", self._who, driver_message(error))
 
-    def _go_deaf(self, why: str) -> None:
+    def _go_deaf(self, why: str, seconds: float = HEARING_TEST) -> None:
         self._socket.close()
         self._hears = self._is_present = False
-        self._deaf_until = time.monotonic() + HEARING_TEST
+        self._deaf_until = time.monotonic() + seconds
         if not self._has_said_so and not self._closed:
             self._has_said_so = True
             _log.warning(

@@ -58,10 +58,8 @@ class LogThread:
             self.run(_nothing)
 
     def _put(self, job: Job) -> threading.Lock | None:
-        if (
-            sys.is_finalizing()
-        ):  # no other thread runs any more, and before Python 3.12 to start one never returns
-            run_safely(job)
+        if sys.is_finalizing():
+            run_safely(job)  # no other thread runs any more, and before Python 3.12 starting one never ends
             return None
         if self._jobs.qsize() >= MOST:
             self.dropped += 1

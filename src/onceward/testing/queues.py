@@ -51,20 +51,20 @@ class Queues:
         app = self._app
         for name, consumer in app.consumers.items():
             consumer.source = self._memory[name]
-            vars(consumer).pop("sender", None)
+            consumer.forget_sender()
         for name, producer in app.producers.items():
             producer.sink = self.route(self._sinks[name])
-            vars(producer).pop("sender", None)
+            producer.forget_sender()
         app.detour = self.route
 
     def remove(self) -> None:
         app = self._app
         for name, consumer in app.consumers.items():
             consumer.source = self._sources[name]
-            vars(consumer).pop("sender", None)
+            consumer.forget_sender()
         for name, producer in app.producers.items():
             producer.sink = self._sinks[name]
-            vars(producer).pop("sender", None)
+            producer.forget_sender()
         app.detour = self._detour
         for each in self._memory.values():
             forget(each)

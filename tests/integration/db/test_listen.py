@@ -137,6 +137,26 @@ def test_one_that_cannot_be_set_up_is_closed(
     assert "the server is tired" in caplog.text
 
 
+def test_one_that_found_no_room_listens_once_there_is(
+    engine: Engine, channel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise psycopg.OperationalError("sorry, too many clients already")
+
+    line = ListenLine(engine, channel, "test")
+    monkeypatch.setattr(Engine, "raw_connection", refuse)
+    assert not line.begin()
+    monkeypatch.undo()
+
+    def hears() -> bool:
+        line.begin()
+        line.wait(0.1)
+        return line.hears
+
+    until(hears)
+    line.close()
+
+
 def test_a_canceled_wait_leaves_nothing_behind(engine: Engine, channel: str) -> None:
     async def cancel() -> None:
         line = ListenLine(engine, channel, "test")

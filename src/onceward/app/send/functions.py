@@ -81,7 +81,30 @@ class ProducerFunction(DecoratedFunction[Arguments, Result], Protocol[Arguments,
         ...
 
 
-class SendsToSource:
+class _Sends:
+    """Has a sender from its first send on."""
+
+    # Not a cached property: before Python 3.12 those have a lock, which a child would inherit that is forked meanwhile.
+    _sender: Sender | None = None
+
+    @property
+    def sender(self) -> Sender:
+        return self._sender or self._first_sender()
+
+    def _first_sender(self) -> Sender:
+        with kept.opening:
+            self._sender = self._sender or self._make_sender()
+            return self._sender
+
+    def _make_sender(self) -> Sender:
+        raise NotImplementedError
+
+    def forget_sender(self) -> None:
+        """It sends elsewhere from now on."""
+        self._sender = None
+
+
+class SendsToSource(_Sends):
     """The ways to send of a consumer. `ConsumerFunction` describes them."""
 
     app: Onceward | None
@@ -90,21 +113,14 @@ class SendsToSource:
     contract: Contract | None
     function: Callable[..., Any]
 
-    _sender: Sender | None = None
-
-    @property
-    def sender(self) -> Sender:
-        return self._sender or self._make_sender()
-
     def _make_sender(self) -> Sender:
-        with kept.opening:
-            from onceward.app.send.sender import PLAIN, Sender
+        from onceward.app.send.sender import PLAIN, Sender
 
-            if self.app is None:
-                raise ConfigurationError(f"{self.name} belongs to no app, so there is nothing to send with")
-            sink = address_of(self.source.url, self.name, sink=True)
-            self._sender = self._sender or Sender(self.app, self.name, sink, PLAIN, self.function)
-            return self._sender
+        if self.app is None:
+            raise ConfigurationError(f"{self.name} belongs to no app, so there is nothing to send with")
+        return Sender(
+            self.app, self.name, address_of(self.source.url, self.name, sink=True), PLAIN, self.function
+        )
 
     def send(self, message: Any, /, *, id: str | None = None) -> str:
         made = self._transaction(message, id)
@@ -168,7 +184,7 @@ class SendsToSource:
             )
 
 
-class SendsToSink:
+class SendsToSink(_Sends):
     """The ways to send of a producer. `ProducerFunction` describes them."""
 
     app: Onceward
@@ -177,18 +193,10 @@ class SendsToSink:
     policy: ProducerPolicy
     function: Callable[..., Any]
 
-    _sender: Sender | None = None
-
-    @property
-    def sender(self) -> Sender:
-        return self._sender or self._make_sender()
-
     def _make_sender(self) -> Sender:
-        with kept.opening:
-            from onceward.app.send.sender import Sender
+        from onceward.app.send.sender import Sender
 
-            self._sender = self._sender or Sender(self.app, self.name, self.sink, self.policy, self.function)
-            return self._sender
+        return Sender(self.app, self.name, self.sink, self.policy, self.function)
 
     def send(self, *args: Any, **kwargs: Any) -> Report:
         return self.app.produce(self.function, *args, **kwargs)

@@ -231,6 +231,7 @@ SCHEME = Scheme(
     check=check,
     identity=identity_of,
     open=open_queue,
+    waits=True,
     facts=facts,
     counts=counts,
     backlog=backlog,

@@ -1,14 +1,18 @@
-"""`charge.send` where another send is under way: in a signal handler, and in a child forked meanwhile."""
+"""`charge.send` where another send is under way: in a signal handler, in a child forked meanwhile, in other tasks."""
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 import subprocess
 import sys
 import uuid
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from onceward import Onceward
 from onceward.connectors.urls import Address
 
 INTERRUPTED = """
@@ -113,3 +117,26 @@ def test_a_child_that_is_forked_during_the_first_send_sends(module: str, redis_u
     assert (done.returncode, done.stderr) == (0, "")
     with Address(url).open(asynchronous=False) as connector:
         assert sorted(each.payload for each in connector.fetch_transactions(10)) == [1, 2, 3]
+
+
+@pytest.mark.req("SE-02")
+def test_a_first_send_that_waits_for_a_locked_file_leaves_the_event_loop_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/orders.db"
+    Address(url).open(asynchronous=False).close()
+    app = Onceward("shop")
+
+    @app.consumer(url)
+    def charge(order: int) -> None: ...
+
+    async def send_while_it_is_locked(other: sqlite3.Connection) -> None:
+        other.execute("BEGIN IMMEDIATE")
+        sends = [asyncio.ensure_future(charge.send_async(number)) for number in range(3)]
+        await asyncio.sleep(0.2)
+        sends.pop().cancel()
+        other.execute("ROLLBACK")  # an event loop that is blocked does not get here
+        await asyncio.gather(*sends)
+
+    with closing(sqlite3.connect(tmp_path / "orders.db", isolation_level=None)) as other:
+        asyncio.run(send_while_it_is_locked(other))
+    with Address(url).open(asynchronous=False) as connector:
+        assert sorted(each.payload for each in connector.fetch_transactions(10)) == [0, 1]
