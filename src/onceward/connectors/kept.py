@@ -153,4 +153,6 @@ kept = KeptConnectors()
 """Those of this process."""
 
 atexit.register(kept.close)
+# Of the hooks before a fork, the last one runs first: so a fork takes this lock before those of SQLite's queues, which
+# are imported by now, as a thread does that opens one of them.
 os.register_at_fork(before=kept.hold, after_in_parent=kept.let_go, after_in_child=kept.leave_to_parent)

@@ -119,6 +119,43 @@ def test_a_child_that_is_forked_during_the_first_send_sends(module: str, redis_u
         assert sorted(each.payload for each in connector.fetch_transactions(10)) == [1, 2, 3]
 
 
+FORKED_BETWEEN = """
+import os, sys, threading, time
+from onceward.connectors.kept import kept
+from onceward.connectors.urls import Address
+
+first, second = map(Address, sys.argv[1:])
+kept.take(first)
+begun = threading.Event()
+
+class SlowAddress(Address):
+    def open(self, *, asynchronous):
+        begun.set()
+        time.sleep(0.5)
+        return super().open(asynchronous=asynchronous)
+
+opening = threading.Thread(target=kept.take, args=(SlowAddress(sys.argv[2]),))
+opening.start()
+assert begun.wait(20)
+child = os.fork()
+kept.take(first), kept.take(second)
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+opening.join()
+"""
+
+
+@pytest.mark.req("SE-03")
+def test_a_fork_and_a_thread_that_opens_a_second_queue_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED_BETWEEN,
+         f"sqlite:///{tmp_path}/one.db", f"sqlite:///{tmp_path}/two.db"],
+        check=False, capture_output=True, text=True, timeout=40,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.req("SE-02")
 def test_a_first_send_that_waits_for_a_locked_file_leaves_the_event_loop_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/orders.db"
