@@ -103,6 +103,26 @@ def test_a_role_that_may_not_create_tables_is_shown_what_its_owner_runs(schema: 
 
 
 @pytest.mark.req("PG-03")
+def test_messages_that_come_due_while_they_are_counted_are_counted(
+    schema: Schema, queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    number = 20_000
+    queue.counts()  # creates the tables
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO onceward_queue_delayed (seq, visible_at, enqueued_at, queue, body) SELECT each, "
+                "extract(epoch FROM clock_timestamp()) + 0.1 + each * 0.00005, 0, 'orders', '' "
+                "FROM generate_series(1, :number) AS each"
+            ),
+            {"number": number},
+        )
+    while (counts := queue.counts())["delayed"]:
+        assert counts["ready"] + counts["delayed"] == number
+    assert counts["ready"] == number
+
+
+@pytest.mark.req("PG-03")
 def test_tables_of_a_newer_version_are_refused(schema: Schema, queue: PostgreSqlConnector) -> None:
     queue.counts()
     schema.execute(f"UPDATE {schema.name}.onceward_queue_schema SET version = 99")

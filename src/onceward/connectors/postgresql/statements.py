@@ -190,13 +190,19 @@ BURY = f"""
 """
 
 COUNTS = f"""
+    WITH moment AS MATERIALIZED (SELECT {NOW} AS now)
     SELECT
-        (SELECT count(*) FROM {{s}}.onceward_queue_messages WHERE queue = %(queue)s AND leased_until <= {NOW})
-            + (SELECT count(*) FROM {{s}}.onceward_queue_delayed WHERE queue = %(queue)s AND visible_at <= {NOW}),
-        (SELECT count(*) FROM {{s}}.onceward_queue_messages WHERE queue = %(queue)s AND leased_until > {NOW}),
-        (SELECT count(*) FROM {{s}}.onceward_queue_delayed WHERE queue = %(queue)s AND visible_at > {NOW}),
+        (SELECT count(*) FROM {{s}}.onceward_queue_messages
+            WHERE queue = %(queue)s AND leased_until <= (SELECT now FROM moment))
+            + (SELECT count(*) FROM {{s}}.onceward_queue_delayed
+                WHERE queue = %(queue)s AND visible_at <= (SELECT now FROM moment)),
+        (SELECT count(*) FROM {{s}}.onceward_queue_messages
+            WHERE queue = %(queue)s AND leased_until > (SELECT now FROM moment)),
+        (SELECT count(*) FROM {{s}}.onceward_queue_delayed
+            WHERE queue = %(queue)s AND visible_at > (SELECT now FROM moment)),
         (SELECT count(*) FROM {{s}}.onceward_queue_dead_letters WHERE queue = %(queue)s)
 """
+"""At one moment: a message whose lease or delay ends meanwhile would be neither before nor after."""
 OLDEST = f"""
     SELECT {NOW} - least(
         (SELECT enqueued_at FROM {{s}}.onceward_queue_messages WHERE queue = %(queue)s ORDER BY seq LIMIT 1),
