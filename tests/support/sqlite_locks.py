@@ -1,14 +1,16 @@
-"""The locks that SQLite has for a whole process, held by a thread."""
+"""The locks that SQLite has for a whole process, held by a thread, and work that needs them."""
 
 from __future__ import annotations
 
 import _sqlite3
 import ctypes
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 LOCKS = {"memory": 3, "random numbers": 5, "files": 11}
 """SQLITE_MUTEX_STATIC_…, which have had these numbers in every version."""
@@ -45,3 +47,17 @@ def held_for_a_moment(lock: str) -> Iterator[None]:
             pass
         yield
         holding.result()
+
+
+def use_sqlite(folder: Path) -> str:
+    """Note that it runs, and take all of these locks."""
+    with (folder / "calls").open("a") as file:
+        file.write("x")
+    with closing(sqlite3.connect(folder / "any.db")) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS numbers AS SELECT random()")
+    return "used"
+
+
+def calls_in(folder: Path) -> int:
+    """How often it has run there."""
+    return len((folder / "calls").read_text())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from onceward._process import child
 from onceward._process.child import ChildDied, call_in_child
 from onceward.errors import ConfigurationError, OncewardError
-from tests.support.sqlite_locks import LOCKS, held, held_for_a_moment
+from tests.support.sqlite_locks import LOCKS, calls_in, held, held_for_a_moment, use_sqlite
 
 
 def test_what_it_returns_or_raises_comes_back() -> None:
@@ -41,18 +39,9 @@ def test_what_it_returns_or_raises_comes_back() -> None:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_lock_of_sqlite_that_a_thread_held_at_the_fork_does_not_hang_it(lock: str, tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
-
-    def write() -> str:
-        with calls.open("a") as file:
-            file.write("x")
-        with closing(sqlite3.connect(tmp_path / "any.db")) as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS numbers AS SELECT random()")
-        return "written"
-
     with held_for_a_moment(lock):
-        assert call_in_child(write, 5) == "written"
-    assert calls.read_text() == "x", "it ran in a child that was given up"
+        assert call_in_child(lambda: use_sqlite(tmp_path), 5) == "used"
+    assert calls_in(tmp_path) == 1, "it ran in a child that was given up"
 
 
 def test_a_lock_of_sqlite_that_is_always_held_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from onceward.verify import children, examine_app, examine_consumer
 from onceward.verify.children import Broken, Watchdog, run_at_once, run_in_child
-from tests.support.sqlite_locks import LOCKS, held, held_for_a_moment
+from tests.support.sqlite_locks import LOCKS, calls_in, held, held_for_a_moment, use_sqlite
 from tests.verification import consumers, per_process
 from tests.verification.consumers import EVENTS, setup
 
@@ -28,20 +28,14 @@ def soon_hung(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("soon_hung")
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_child_that_inherits_a_lock_of_sqlite_is_forked_again(lock: str, tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
-
     def work(_: Watchdog) -> str:
-        with calls.open("a") as file:
-            file.write("x")
-        with closing(sqlite3.connect(tmp_path / "any.db")) as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS numbers AS SELECT random()")
-        return "connected"
+        return use_sqlite(tmp_path)
 
     with held_for_a_moment(lock):
-        assert run_in_child(work, 5.0).value() == "connected"
-    assert calls.read_text() == "x", "it ran in a child that was given up"
+        assert run_in_child(work, 5.0).value() == "used"
+    assert calls_in(tmp_path) == 1, "it ran in a child that was given up"
     with held_for_a_moment(lock):
-        assert [each.value() for each in run_at_once([work] * 2, 5.0)] == ["connected"] * 2
+        assert [each.value() for each in run_at_once([work] * 2, 5.0)] == ["used"] * 2
 
 
 @pytest.mark.usefixtures("soon_hung")
