@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,17 @@ def drain(relay: Relay) -> None:
         pass
 
 
+@contextmanager
+def outbox_on_postgresql(url: str) -> Iterator[OutboxWorld]:
+    """An outbox in a schema of its own."""
+    with new_schema(url) as schema:
+        world = OutboxWorld(schema.plain_url)
+        try:
+            yield world
+        finally:
+            world.close()
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutboxWorld]:
     if request.param == "sqlite":
@@ -115,9 +127,5 @@ def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutboxWor
         finally:
             world.close()
         return
-    with new_schema(request.getfixturevalue("postgres_url")) as schema:
-        world = OutboxWorld(schema.plain_url)
-        try:
-            yield world
-        finally:
-            world.close()
+    with outbox_on_postgresql(request.getfixturevalue("postgres_url")) as world:
+        yield world

@@ -9,19 +9,14 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from onceward.outbox.claims import LOCK, OutboxClaim, OutboxRows
-from tests.support.outbox import OutboxWorld
-from tests.support.schema import new_schema
+from tests.support.outbox import OutboxWorld, outbox_on_postgresql
 from tests.support.wait import until
 
 
 @pytest.fixture
 def world(postgres_url: str) -> Iterator[OutboxWorld]:
-    with new_schema(postgres_url) as schema:
-        made = OutboxWorld(schema.plain_url)
-        try:
-            yield made
-        finally:
-            made.close()
+    with outbox_on_postgresql(postgres_url) as made:
+        yield made
 
 
 @pytest.mark.req("OB-02", "OB-03")

@@ -17,8 +17,7 @@ from onceward.outbox import statements
 from onceward.outbox.backlog import outbox_backlog
 from onceward.outbox.claims import Ending
 from onceward.outbox.outages import Away
-from tests.support.outbox import OutboxWorld, drain
-from tests.support.schema import new_schema
+from tests.support.outbox import OutboxWorld, drain, outbox_on_postgresql
 
 ROWS = 5_000
 FEW = 200
@@ -41,14 +40,10 @@ READ = """
 
 @pytest.fixture
 def outbox(postgres_url: str) -> Iterator[OutboxWorld]:
-    with new_schema(postgres_url) as schema:
-        world = OutboxWorld(schema.plain_url)
+    with outbox_on_postgresql(postgres_url) as world:
         with world.engine.begin() as connection:
             connection.execute(text("ALTER TABLE onceward_outbox SET (autovacuum_enabled = false)"))
-        try:
-            yield world
-        finally:
-            world.close()
+        yield world
 
 
 def fill(outbox: OutboxWorld, state: str, target: str = SHIP, key: str | None = None) -> None:

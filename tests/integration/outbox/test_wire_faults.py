@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy import create_engine, make_url
 
 from onceward.outbox.relay import Relay
-from tests.support.outbox import QUICK, OutboxWorld, Sink, turn
+from tests.support.outbox import QUICK, OutboxWorld, Sink, outbox_on_postgresql, turn
 from tests.support.proxy import TcpProxy, WireFault, proxy_to
-from tests.support.schema import new_schema
 from tests.support.wait import LIMIT
 
 pytestmark = pytest.mark.timeout(120)
@@ -22,12 +21,8 @@ AT = range(6)
 
 @pytest.fixture
 def world(postgres_url: str) -> Iterator[OutboxWorld]:
-    with new_schema(postgres_url) as schema:
-        made = OutboxWorld(schema.plain_url)
-        try:
-            yield made
-        finally:
-            made.close()
+    with outbox_on_postgresql(postgres_url) as made:
+        yield made
 
 
 @pytest.fixture
